@@ -113,7 +113,7 @@ class RulingKind(Word):
 
 
 class VerdictKind(Word):
-    """What one stage's run amounts to. Only PASSED, FLAKY and KNOWN_FAILURE are green."""
+    """What one stage's run amounts to. Only PASSED and KNOWN_FAILURE are green; UNTESTED and the like are skips with a because."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -324,6 +324,17 @@ class Outcome:
     blame: Blame
     line: str = ""
     remedy: str = ""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step that ran, with all that is known of it: what the proofs read."""
+
+    step: Step
+    run: Run
+    witnesses: tuple[Witness, ...]
+    metrics: Metrics
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
