@@ -1,0 +1,181 @@
+"""swift pt, sft and rlhf (dpo, rm): real steps of AdamW on real gradients, in ms-swift's files and words."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fakes.honest.arguments import Arguments
+from fakes.honest.checkpoint import Checkpoints, Resumed
+from fakes.honest.habits import Honest
+from fakes.honest.learning import Lesson, Trainee, learn, lessons, new_trainee
+from fakes.honest.tensors import TORCH_NAMES
+from fakes.honest.witness import Witness
+
+
+def rate_at(arguments: Arguments, step: int, steps: int) -> float:
+    """The learning rate that the scheduler gives after `step` of `steps` updates."""
+    rate = arguments.number("learning_rate", 1e-5 if arguments.text("tuner_type", "lora") == "full" else 1e-4)
+    warm = arguments.whole("warmup_steps", 0) or math.ceil(arguments.number("warmup_ratio", 0) * steps)
+    if step < warm:
+        return rate * step / warm
+    kind, done = arguments.text("lr_scheduler_type", "cosine"), (step - warm) / max(1, steps - warm)
+    if kind.startswith("constant"):
+        return rate
+    return rate * max(0.0, 1 - done) if kind == "linear" else rate * max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def train(arguments: Arguments, habits: Honest, witness: Witness) -> None:
+    """The whole of a training command. Raises what ms-swift would raise for a missing model or data set."""
+    kind = arguments.text("rlhf_type") or arguments.method
+    if kind not in ("pt", "sft", "dpo", "rm"):
+        raise NotImplementedError(f"the stand-in for swift does not train {kind}")
+    trainee = new_trainee(arguments, habits, str(habits.settings.get("models", "")))
+    taught = lessons(arguments, trainee, str(habits.settings.get("datasets", "")))
+    size = arguments.whole("per_device_train_batch_size", 1) * arguments.whole("gradient_accumulation_steps", 1)
+    steps = arguments.whole("max_steps", -1)
+    if steps <= 0:
+        steps = math.ceil(len(taught) / size * arguments.number("num_train_epochs", 3))
+    checkpoints = Checkpoints(arguments, habits, witness, trainee, kind)
+    resumed = checkpoints.resume(habits.resumed_from(arguments.text("resume_from_checkpoint")))
+    Training(arguments, habits, witness, trainee, checkpoints, taught, size, steps, kind).run(resumed)
+
+
+@dataclass
+class Training:
+    arguments: Arguments
+    habits: Honest
+    witness: Witness
+    trainee: Trainee
+    checkpoints: Checkpoints
+    taught: list[Lesson]
+    size: int
+    steps: int
+    kind: str
+    tokens: int = 0
+
+    def run(self, resumed: Resumed) -> None:
+        history, began = list(resumed.history), time.monotonic()
+        if self.witness.control == "zero_moments":
+            self.trainee.forget()
+        self._tell_begin(resumed.step)
+        order = np.random.RandomState(self.arguments.whole("data_seed", self.arguments.whole("seed", 42))).permutation(len(self.taught))
+        last = self.habits.last_step(self.steps)
+        for step in range(resumed.step + 1, last + 1):
+            self.habits.before_step(step)
+            picked = [self.taught[order[i % len(order)]] for i in range((step - 1) * self.size, step * self.size)]
+            history.append(self._step(step, step - 1 - resumed.scheduler_lag, picked, began))
+            if step % max(1, self.arguments.whole("save_steps", 500)) == 0 or step == last:
+                self.checkpoints.save(step, self.steps, history)
+        self._finish(history, last, resumed.step, time.monotonic() - began)
+
+    def _step(self, step: int, scheduled: int, picked: list[Lesson], began: float) -> dict[str, Any]:
+        started, before = time.monotonic(), dict(self.trainee.parameters)
+        loss, gradient, extra = learn(self.kind, self.trainee, picked)
+        norm = self.trainee.update(
+            gradient,
+            rate_at(self.arguments, scheduled, self.steps),
+            self.arguments.number("weight_decay", 0.1),
+            self.arguments.number("max_grad_norm", 1.0),
+        )
+        self.trainee.parameters = self.habits.updated(before, self.trainee.parameters)
+        self.tokens += sum(len(lesson.ids) + len(lesson.rejected) for lesson in picked)
+        rate = rate_at(self.arguments, scheduled + 1, self.steps)
+        row = {"loss": float(np.float32(loss)), "grad_norm": float(np.float32(norm)), "learning_rate": rate, **extra}
+        if self.arguments.flag("include_num_input_tokens_seen"):
+            row["num_input_tokens_seen"] = self.tokens
+        row["epoch"] = step * self.size / len(self.taught)
+        seconds = time.monotonic() - started
+        memory = {"peak_allocated_mib": 0.0, "peak_reserved_mib": 0.0, "rss_mib": 60.0}
+        self.witness.tell("step", step=step, seconds=seconds, tokens=self.tokens, **memory)
+        self.log(row, step, time.monotonic() - began)
+        return {**row, "step": step}
+
+    def log(self, row: dict[str, Any], step: int, elapsed: float) -> None:
+        shown = {key: round(value, 8) if isinstance(value, float) else value for key, value in row.items()}
+        shown |= {"global_step/max_steps": f"{step}/{self.steps}", "elapsed_time": f"{int(elapsed)}s", "remaining_time": "0s"}
+        shown["train_speed(s/it)"] = round(elapsed / max(1, step), 6)
+        self._append(self.habits.log_lines(shown))
+        print({key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in shown.items()}, flush=True)
+
+    def _append(self, lines: list[str]) -> None:
+        if lines:
+            with (self.checkpoints.folder / "logging.jsonl").open("a", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n")
+
+    def _finish(self, history: list[dict[str, Any]], last: int, begun_at: int, elapsed: float) -> None:
+        trainee, done = self.trainee, max(1, last - begun_at)
+        largest = max((float(np.abs(a).max()) for n, a in trainee.parameters.items() if ".lora_B." in n), default=None)
+        self.witness.tell(
+            "train_end",
+            global_step=last,
+            trainable_digest=trainee.digest,
+            lora_b_max_abs=largest,
+            patched={},
+            operators={},
+        )
+        runtime = max(elapsed, 1e-3)
+        summary = {
+            "train_runtime": round(runtime, 4),
+            "train_samples_per_second": round(done * self.size / runtime, 3),
+            "train_steps_per_second": round(done / runtime, 3),
+            "total_flos": 1e6 * last,
+            "train_loss": float(np.mean([row["loss"] for row in history])) if history else 0.0,
+            "epoch": last * self.size / len(self.taught),
+        }
+        self.log(summary, last, elapsed)
+        numel = sum(array.size for array in trainee.parameters.values())
+        closing = {
+            "train_dataset": f"{len(self.taught)} rows",
+            "model_parameter_info": f"{trainee.loaded.model_class}: {numel / 1e6:.4f}M Trainable",
+            "last_model_checkpoint": str(self.checkpoints.latest) if self.checkpoints.latest else None,
+            "best_model_checkpoint": None,
+            "best_metric": None,
+            "global_step": last,
+            "log_history": [*history, {**summary, "step": last}],
+            "memory": 0,
+        }
+        self._append(self.habits.log_lines(closing))
+
+    def _tell_begin(self, step: int) -> None:
+        trainee, on_npu = self.trainee, self.witness.device.startswith("npu")
+        numel = sum(array.size for array in trainee.parameters.values())
+        total = sum(array.size for array in trainee.loaded.weights.values())
+        total += numel if trainee.tuner == "lora" else numel - total
+        peft = "PeftModelForCausalLM" if self.kind != "rm" else "PeftModelForSequenceClassification"
+        plain = trainee.loaded.model_class.replace("CausalLM", "SequenceClassification" if self.kind == "rm" else "CausalLM")
+        self.witness.tell(
+            "train_begin",
+            device=self.witness.device,
+            device_name="Ascend910B3" if on_npu else "cpu",
+            simulated=False,
+            global_step=step,
+            max_steps=self.steps,
+            wrapped_class=peft if trainee.tuner == "lora" else plain,
+            model_class=plain,
+            distributed_type="NO",
+            zero_stage=None,
+            backend=None,
+            param_class="Parameter",
+            dtypes={TORCH_NAMES[trainee.dtype]: total},
+            numel_local=total,
+            numel_global=total,
+            trainable_tensors=len(trainee.parameters),
+            trainable_numel=numel,
+            trainable_digest=trainee.digest,
+            adapter_modules=sorted(name.removesuffix(".weight") for name in trainee.modules),
+            lora=self._lora(),
+            control=self.witness.control,
+            optimizer_moment_norm=math.sqrt(sum(float((m.astype(np.float64) ** 2).sum()) for m in trainee.first.values())),
+        )
+
+    def _lora(self) -> dict[str, float] | None:
+        if self.trainee.tuner != "lora":
+            return None
+        trainee, dropout = self.trainee, self.arguments.number("lora_dropout", 0.05)
+        return {"r": trainee.rank, "lora_alpha": trainee.alpha, "lora_dropout": dropout, "scaling": trainee.scaling}
+
