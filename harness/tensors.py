@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,11 +155,15 @@ def cast(tensor: Tensor, dtype: str) -> Tensor:
     return Tensor(dtype, tensor.shape, np.ascontiguousarray(raw).reshape(-1).view(np.uint8))
 
 
-def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """The witness's `trainable_digest` (harness/witness/README.md), taken of (canonical name, tensor) pairs read from a file."""
+def canonical(name: str) -> str:
+    """A tensor's name in an adapter or model file as the witness names the parameter."""
+    return name.removeprefix("base_model.model.")
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """The witness's `trainable_digest` (harness/witness/digest.py), of the tensors of an adapter or model file."""
     total = hashlib.sha256()
-    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
-        for part in (name, f"torch.{tensor.plain_dtype}", str(list(tensor.shape))):
-            total.update(part.encode() + b"\0")
-        total.update(np.ascontiguousarray(tensor.raw).tobytes())
+    for name, tensor in sorted(((canonical(name), tensor) for name, tensor in tensors.items()), key=lambda pair: pair[0]):
+        total.update(f"{name}\n{tensor.plain_dtype}\n{','.join(map(str, tensor.shape))}\n".encode())
+        total.update(np.ascontiguousarray(tensor.raw).data)
     return total.hexdigest()

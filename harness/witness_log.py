@@ -46,8 +46,11 @@ def parse_witness(text: str, path: str) -> Witness:
 
 
 def faults(witness: Witness) -> tuple[str, ...]:
-    """What is wrong with this file or what the witness itself could not look at, one sentence each."""
-    return tuple(f"line {e.get('line', '?')}: {e.get('what', e.get('error', 'unspecified'))}" for e in witness.all(FAULT))
+    """What is wrong with this file, and what the witness says that it could not look at, one sentence each."""
+    return tuple(
+        f"{e.get('where', 'witness file')}: {e['error']}" if "error" in e else f"line {e.get('line', '?')}: {e.get('what', 'unspecified')}"
+        for e in witness.all(FAULT)
+    )
 
 
 def rank_zero(witnesses: Iterable[Witness]) -> Witness | None:

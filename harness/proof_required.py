@@ -1,0 +1,64 @@
+"""Which comparisons a stage can't pass without: a proof that left one out compared too little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from harness.model import Algorithm, Comparison, Stage, Tuner, Weights
+from harness.proof_infer import wanted_roles
+from harness.proof_resume import CONTROLS
+from harness.proof_train import LOGS_NO_LOSS
+
+_PROCESS = ("witness", "nonce", "witness_whole", "witnessed", "argv")
+_LOG = ("log", "rows_whole", "rows_once", "finite", "steps", "no_extra_steps", "order", "max_steps", "losses", "gradients")
+_BEGUN = ("device", "strategy", "begun", "max_steps_witnessed", "no_control")
+_TRAIN = (
+    "weights_changed", "steps_witnessed",
+    *(f"checkpoint.{what}" for what in ("present", "whole", "of_this_run", "witnessed", "finite", "digest", "last", "optimizer")),
+)  # fmt: skip
+_TRAIN_LORA = ("adapter", "adapter_modules", "lora_b", "checkpoint.adapter", "checkpoint.modules", "checkpoint.lora_b")
+_TRAIN_FULL = ("no_adapter", "checkpoint.trained")
+_RESUME = ("continues", "optimizer", "losses_equal", "grad_norms_equal", "weights_equal")
+_MERGE = (
+    "files", "present", "tensors", "adapter", "adapter_shapes", "sensitive", "happened", "values", "rest",
+    "logits_witnessed", "logits_finite", "logits", "logits_moved",
+)  # fmt: skip
+_INFER_ROLE = (
+    "answers", "rows_whole", "rows", "questions", "not_empty", "device", "engine", "adapters", "generated", "not_repeated", "as_generated",
+)  # fmt: skip
+
+# Names of the comparisons without the stage before them, whatever the tuner, the weights and the algorithm.
+REQUIRED: Mapping[Stage, tuple[str, ...]] = {
+    Stage.TRAIN: (*_LOG, *_PROCESS, *_BEGUN, *_TRAIN),
+    Stage.RESUME: (*_LOG, *_PROCESS, *_BEGUN, *_RESUME),
+    Stage.MERGE: (*_PROCESS, *_MERGE),
+    Stage.INFER: ("same_prompts", "differs_from_base", "streamed_equals_plain", "interactive_equals_plain"),
+}
+
+# PPO logs no loss and no grad_norm, counts its updates by itself and skips the callbacks of a step.
+_NOT_OF_PPO = frozenset({"losses", "gradients", "max_steps_witnessed", "steps_witnessed"})
+
+
+def required(stage: Stage, *, weights: Weights, tuner: Tuner, algorithm: Algorithm) -> tuple[str, ...]:
+    """The full names that a passing proof of `stage` must hold. Raises KeyError for a stage that no proof here is built for."""
+    names = list(REQUIRED[stage])
+    if stage is Stage.TRAIN:
+        names += _TRAIN_FULL if tuner is Tuner.FULL else _TRAIN_LORA
+        if weights is Weights.REAL:
+            names.remove("checkpoint.digest")
+    if stage is Stage.RESUME and weights is Weights.TINY:
+        names += [f"control.{control}.{what}" for control in CONTROLS for what in ("ran", "fails")]
+    if stage is Stage.INFER:
+        names += [f"{role}.{what}" for role in wanted_roles(tuner) for what in (*_INFER_ROLE, *_PROCESS)]
+        names += [] if tuner is Tuner.FULL else ["merged_equals_adapter"]
+    if algorithm in LOGS_NO_LOSS:
+        names = [name for name in names if name not in _NOT_OF_PPO]
+    return tuple(f"{stage}.{name}" for name in names)
+
+
+def missing_required(
+    stage: Stage, comparisons: Iterable[Comparison], *, weights: Weights, tuner: Tuner, algorithm: Algorithm
+) -> tuple[str, ...]:
+    """The required comparisons of `stage` that were never made, for `judge`."""
+    made = {comparison.name for comparison in comparisons}
+    return tuple(name for name in required(stage, weights=weights, tuner=tuner, algorithm=algorithm) if name not in made)
