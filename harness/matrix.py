@@ -1,0 +1,173 @@
+"""matrix.yaml to a Matrix: what is declared, expanded, and checked against itself.
+
+text -> matrix_text (plain values with lines) -> matrix_schema (types) -> matrix_cells, matrix_claims -> Matrix
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from harness.errors import MatrixError, did_you_mean
+from harness.matrix_cells import Declared, expand_cells
+from harness.matrix_claims import check_document, expand_claims, read_tables
+from harness.matrix_refusals import validated
+from harness.matrix_schema import MatrixShape, json_schema
+from harness.matrix_text import Source, read_yaml
+from harness.model import Algorithm, Cell, Hardware, Matrix, Model, Recipe, Rule, RulingKind, Stack
+from harness.rules import matches
+
+__all__ = ["json_schema", "parse_matrix"]
+
+
+def parse_matrix(text: str, source: str) -> Matrix:
+    """The matrix that `text` declares; `source` is the name that errors and the Matrix carry.
+
+    Raises:
+        MatrixError: the first thing that has no meaning, as `source:line: what. next`.
+    """
+    read = read_yaml(text, source)
+    shape = validated(read)
+    models = _models(shape)
+    recipes = _recipes(read, shape)
+    declared = Declared(models, recipes, _default_recipes(read, shape))
+    cells = expand_cells(read, shape, declared)
+    rules = _rules(read, shape, models)
+    matrix = Matrix(
+        source=source,
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
+        models=models,
+        hardware={Hardware(key): value.model_dump() for key, value in shape.hardware.items()},
+        stacks=_stacks(read, shape),
+        recipes=recipes,
+        cells=cells,
+        tables=read_tables(read, shape),
+        claims=expand_claims(read, shape, cells),
+        rules=rules,
+    )
+    _refuse_unused(read, matrix)
+    return matrix
+
+
+def _models(shape: MatrixShape) -> dict[str, Model]:
+    return {
+        key: Model(
+            key=key,
+            id=model.id,
+            revision=model.revision,
+            family=model.family,
+            params_b=model.params_b,
+            devices={Hardware(target): count for target, count in model.devices.items()},
+            multimodal=model.multimodal,
+            moe=model.moe,
+        )
+        for key, model in shape.models.items()
+    }
+
+
+def _recipes(source: Source, shape: MatrixShape) -> dict[str, Recipe]:
+    result = {}
+    for key, recipe in shape.recipes.items():
+        check_document(source, shape, ("recipes", key, "document"), recipe.document)
+        result[key] = Recipe(
+            key=key,
+            document=shape.documents[recipe.document].title,
+            section=recipe.section,
+            dataset=tuple(recipe.dataset),
+            # as written, since a typed copy would turn the document's 1 into 1.0
+            settings={name: value for name, value in source.data["recipes"][key]["settings"].items() if value is not None},
+        )
+    return result
+
+
+def _default_recipes(source: Source, shape: MatrixShape) -> dict[tuple[Algorithm, bool], str]:
+    result: dict[tuple[Algorithm, bool], str] = {}
+    for key, recipe in shape.recipes.items():
+        for number, algorithm in enumerate(recipe.default_for):
+            other = result.setdefault((algorithm, recipe.multimodal), key)
+            if other != key:
+                what = f"recipe {other!r} is already the default for algorithm {algorithm.value!r}."
+                raise source.refuse(("recipes", key, "default_for", number), what, "Take it out of one of them.")
+    return result
+
+
+def _stacks(source: Source, shape: MatrixShape) -> dict[str, Stack]:
+    result = {}
+    for key, stack in shape.stacks.items():
+        check_document(source, shape, ("stacks", key, "document"), stack.document)
+        for component, versions in stack.requires.items():
+            try:
+                SpecifierSet(versions)
+            except InvalidSpecifier:
+                what = f"{versions!r} is no version specifier for {component}."
+                raise source.refuse(("stacks", key, "requires", component), what, 'Write for example ">=2.7.1,<3".') from None
+        document = f"{shape.documents[stack.document].title} · {stack.section}"
+        result[key] = Stack(
+            key=key,
+            document=document,
+            requires={str(name): versions for name, versions in stack.requires.items()},
+            max_age_days=stack.max_age_days,
+        )
+    return result
+
+
+def _rules(source: Source, shape: MatrixShape, models: Mapping[str, Model]) -> tuple[Rule, ...]:
+    known = {"model": set(models), "family": {model.family for model in models.values()}}
+    rules = []
+    for number, rule in enumerate(shape.rules):
+        path = ("rules", number)
+        when: dict[str, tuple[Any, ...]] = {}
+        for name in type(rule.when).model_fields:
+            values = getattr(rule.when, name)
+            if values is None:
+                continue
+            for position, value in enumerate(values):
+                if name in known and value not in known[name]:
+                    what = f"{name} {value!r} is not defined under models."
+                    raise source.refuse((*path, "when", name, position), what, did_you_mean(value, known[name]))
+            when[name] = tuple(tuple(value) if isinstance(value, list) else value for value in values)
+        if not when:
+            raise source.refuse((*path, "when"), "a rule that names no field would match every cell.", "Name a field.")
+        if (rule.exclude is None) == (rule.expect is None):
+            raise source.refuse(path, "a rule says either `exclude: true` or `expect: fail`.", "Keep one of them.")
+        if rule.expect and not (rule.issue and rule.since and rule.recorded_on):
+            raise source.refuse(path, "an expected failure needs issue, since and recorded_on.", "Say where it is recorded.")
+        rules.append(
+            Rule(
+                when=when,
+                kind=RulingKind.EXPECT_FAIL if rule.expect else RulingKind.EXCLUDED,
+                because=rule.because,
+                issue=rule.issue or "",
+                since=rule.since or "",
+                recorded_on=Hardware(rule.recorded_on) if rule.recorded_on else None,
+                line=source.line(path),
+            )
+        )
+    return tuple(rules)
+
+
+def _refuse_unused(source: Source, matrix: Matrix) -> None:
+    used_models = {cell.model.key for cell in matrix.cells}
+    used_recipes = {cell.recipe.key for cell in matrix.cells}
+    for key in matrix.models:
+        if key not in used_models:
+            raise source.refuse(("models", key), f"model {key!r} is in no cell.", "Add it to a block, or delete it.")
+    for key in matrix.recipes:
+        if key not in used_recipes:
+            raise source.refuse(("recipes", key), f"recipe {key!r} is used by no cell.", "Name it in a block, or delete it.")
+    for rule in matrix.rules:
+        if not any(matches(rule, cell) for cell in matrix.cells):
+            what = f"the rule matches no cell ({rule.because})"
+            raise MatrixError(f"{source.name}:{rule.line}", f"{what}.", f"{_nearest(rule, matrix.cells)}Declare a cell, or delete it.")
+
+
+def _nearest(rule: Rule, cells: tuple[Cell, ...]) -> str:
+    """Which single field, if any, keeps the rule from matching."""
+    for name in rule.when:
+        others = Rule({k: v for k, v in rule.when.items() if k != name}, rule.kind, "", "", "", None, rule.line)
+        if others.when and any(matches(others, cell) for cell in cells):
+            return f"Only its {name} keeps it from matching. "
+    return ""
