@@ -20,7 +20,7 @@ import numpy as np
 
 from harness.errors import HarnessError, did_you_mean
 from harness.tiny_data import dataset_files
-from harness.tiny_tokenizer import MAX_LENGTH, VOCAB_SIZE, byte_symbols, speakable_ids, tokenizer_files, vocabulary
+from harness.tiny_tokenizer import MAX_LENGTH, VOCAB_SIZE, speakable_ids, tokenizer_files, vocabulary
 from harness.tiny_weights import Array, safetensors_bytes, uniform
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 2, 64, 128, 4, 2, 16
@@ -42,7 +42,7 @@ class Family:
 
 TINY_FAMILIES: Mapping[str, Family] = {
     "qwen2": Family("qwen2", "qwen2_5", "Qwen2ForCausalLM", qkv_bias=True, qk_norm=False, seed=8),
-    "qwen3": Family("qwen3", "qwen3", "Qwen3ForCausalLM", qkv_bias=False, qk_norm=True, seed=21),
+    "qwen3": Family("qwen3", "qwen3", "Qwen3ForCausalLM", qkv_bias=False, qk_norm=True, seed=2),
 }
 
 
@@ -138,8 +138,9 @@ def _config(family: Family, end: int, pad: int) -> dict[str, Any]:
 
 
 def tensors(family: Family) -> Mapping[str, Array]:
-    """Parameter name to float32 array. Rows of the embedding without a token, or whose token is no readable text, are zero:
-    greedy answers then never hold an id that decodes to nothing."""
+    """Parameter name to float32 array. Embedding rows of ids without a token are zero, those of tokens that print nothing readable
+    are halved: with tied embeddings the first can't be answered and the second hardly ever. Rows that occur in prompts must not be
+    zero, since RMSNorm's gradient at zero is 1/sqrt(eps)."""
     shapes = _shapes(family)
     made: dict[str, Array] = {}
     for name, shape in shapes.items():
@@ -148,11 +149,10 @@ def tensors(family: Family) -> Mapping[str, Array]:
         else:
             std = EMBEDDING_STD if "embed_tokens" in name else BIAS_STD if name.endswith("bias") else PROJECTION_STD
             made[name] = uniform(name, shape, family.seed, std)
-    ids, symbols = vocabulary(), byte_symbols()
-    keep = [*speakable_ids(), ids[symbols[ord("\n")]], ids["<|im_start|>"], ids["<|im_end|>"]]
-    mask = np.zeros((VOCAB_SIZE, 1), dtype=np.float32)
-    mask[keep] = 1
-    made["model.embed_tokens.weight"] = made["model.embed_tokens.weight"] * mask
+    scale = np.zeros((VOCAB_SIZE, 1), dtype=np.float32)
+    scale[list(vocabulary().values())] = 0.5
+    scale[list(speakable_ids())] = 1
+    made["model.embed_tokens.weight"] = made["model.embed_tokens.weight"] * scale
     return made
 
 
