@@ -20,17 +20,7 @@ from harness.diagnose import diagnose
 from harness.launch import Alive, launch
 from harness.model import Command, Hardware, Metrics, Run, Step, StepResult, Witness
 from harness.proof_deploy import REQUIRED_DEPLOY, ServerReport, prove_deploy
-from harness.server import (
-    _completion,
-    _joined,
-    _json,
-    after_the_end,
-    converse,
-    free_port,
-    listening_ports,
-    port_is_free,
-    shared_memory_names,
-)
+from harness.server import _completion, _joined, _json, converse, listening_ports
 
 FAKE = str(Path(__file__).parent / "fixtures" / "fake_server.py")
 MESSAGES = ({"role": "user", "content": "hello"},)
