@@ -52,7 +52,7 @@ class Speaker:
     @classmethod
     def of(cls, arguments: Arguments, habits: Honest, witness: Witness) -> Speaker:
         adapters = habits.adapters([word.rpartition("=")[2] for word in arguments.words("adapters")])
-        loaded, network = network_for(arguments, adapters, str(habits.settings.get("models", "")))
+        loaded, network = network_for(arguments, adapters, habits)
         return cls(arguments, habits, witness, loaded, network, ["default"] if adapters else [], loaded.tokenizer.speakable())
 
     def ids_of(self, messages: list[Message]) -> list[int]:
@@ -69,7 +69,8 @@ class Speaker:
 
     def answer(self, messages: list[Message], most: int, streamed: bool = False, interactive: bool = False) -> tuple[str, list[int], int]:
         """(text, its tokens, number of prompt tokens)."""
-        prompt, made = self.ids_of(messages), list(self.generate(messages, most))
+        prompt = self.ids_of(messages)
+        made = list(self.generate(messages, self.habits.length(most, streamed, interactive)))
         tokens = [token for token, _ in made]
         model_class = "PeftModelForCausalLM" if self.names else self.loaded.model_class
         self.witness.generate(model_class, self.names, prompt, tokens, made[0][1], TORCH_NAMES[self.loaded.dtype])

@@ -69,9 +69,9 @@ class Checkpoints:
             raise ValueError(f"checkpoint {folder} lacks {missing[:3]}")
         trainee.parameters = {name: tensors[name] for name in trainee.parameters}
         state = json.loads((folder / "trainer_state.json").read_text())
-        step, history = int(state["global_step"]), tuple(state["log_history"])
+        step, history = self.habits.first_step(int(state["global_step"])), tuple(state["log_history"])
         trainee.forget()
-        if self.arguments.flag("resume_only_model"):
+        if self.habits.only_model(self.arguments.flag("resume_only_model")):
             self.scheduler_lag = step
             return Resumed(step, step, history)
         moments = self.habits.optimizer_state(torch_load(folder / "optimizer.pt"))["state"]

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fakes.honest.tensors import Array
 
 
@@ -15,6 +17,7 @@ class Honest:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = settings
+        self.asked: list[str] = []
 
     def argv(self, argv: list[str], environment: dict[str, str]) -> list[str]:
         """The arguments that are really obeyed."""
@@ -40,9 +43,22 @@ class Honest:
     def resumed_from(self, checkpoint: str) -> str:
         return checkpoint
 
+    def first_step(self, step: int) -> int:
+        """The step that a resumed run goes on from."""
+        return step
+
+    def only_model(self, asked: bool) -> bool:
+        """Whether a resumed run leaves the optimizer's state where it is."""
+        return asked
+
     def optimizer_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """The optimizer state that a resumed run continues with."""
         return state
+
+    def direction(self, first: Array, second: Array, gradient: Array) -> Array:
+        """What a step moves along, given AdamW's moments (bias corrected) and the gradient."""
+        moved: Array = first / (np.sqrt(second) + np.float32(1e-8))
+        return moved
 
     def updated(self, before: dict[str, Array], after: dict[str, Array]) -> dict[str, Array]:
         """Parameters after a step."""
@@ -72,6 +88,10 @@ class Honest:
         """The merged model's tensors; `product` is scaling * B A by name."""
         return merged
 
+    def weights(self, weights: dict[str, Array], adapters: list[str]) -> dict[str, Array]:
+        """The model's weights before it answers."""
+        return weights
+
     def adapters(self, adapters: list[str]) -> list[str]:
         """The adapters that answers are generated with."""
         return adapters
@@ -79,6 +99,10 @@ class Honest:
     def told_adapters(self, names: list[str]) -> list[str]:
         """Adapter names as the witness reports them."""
         return names
+
+    def length(self, most: int, streamed: bool, interactive: bool) -> int:
+        """How many tokens are really generated."""
+        return most
 
     def answer(self, text: str, streamed: bool, interactive: bool) -> str:
         return text

@@ -14,7 +14,7 @@ from fakes.honest.network import Gradients, Network, answer_loss, score_of
 from fakes.honest.tensors import Array, rounded, trainable_digest
 from fakes.honest.text import chat, messages_of, read_rows, split_answer
 
-_BETA1, _BETA2, _EPSILON, _DPO_BETA = np.float32(0.9), np.float32(0.95), np.float32(1e-8), 0.1
+_BETA1, _BETA2, _DPO_BETA = np.float32(0.9), np.float32(0.95), 0.1
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Trainee:
     modules: list[str]
     parameters: dict[str, Array]
     dtype: str
+    habits: Honest
     first: dict[str, Array] = field(default_factory=dict)
     second: dict[str, Array] = field(default_factory=dict)
     updates: int = 0
@@ -85,9 +86,10 @@ class Trainee:
             g = gradient[name] * shrink
             self.first[name] = _BETA1 * self.first[name] + (1 - _BETA1) * g
             self.second[name] = _BETA2 * self.second[name] + (1 - _BETA2) * g * g
-            ahead = self.first[name] / np.float32(1 - float(_BETA1) ** self.updates)
-            spread = np.sqrt(self.second[name] / np.float32(1 - float(_BETA2) ** self.updates)) + _EPSILON
-            value = self.parameters[name] * np.float32(1 - rate * decay) - np.float32(rate) * ahead / spread
+            first = self.first[name] / np.float32(1 - float(_BETA1) ** self.updates)
+            second = self.second[name] / np.float32(1 - float(_BETA2) ** self.updates)
+            step = np.float32(rate) * self.habits.direction(first, second, g)
+            value = self.parameters[name] * np.float32(1 - rate * decay) - step
             self.parameters[name] = rounded(value.astype(np.float32), self.dtype)
         return norm
 
@@ -106,7 +108,7 @@ def new_trainee(arguments: Arguments, habits: Honest, models: str) -> Trainee:
         parameters[lora_name(name, "B")] = np.zeros((out, rank), np.float32)
     if tuner != "lora":
         parameters = dict(loaded.weights)
-    trainee = Trainee(loaded, tuner, rank, alpha, modules, parameters, loaded.dtype)
+    trainee = Trainee(loaded, tuner, rank, alpha, modules, parameters, loaded.dtype, habits)
     if arguments.text("rlhf_type") == "rm":
         width = int(loaded.config["hidden_size"])
         parameters[trainee.score_name] = random.normal(0, 0.1, (1, width)).astype(np.float32)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fakes.honest.arguments import Arguments
+from fakes.honest.habits import Honest
 from fakes.honest.network import Adapter, Network
 from fakes.honest.tensors import Array, read_model, read_safetensors, write_safetensors
 from fakes.honest.text import Tokenizer
@@ -76,10 +77,10 @@ def read_adapter(folder: Path, weights: dict[str, Array]) -> Adapter:
     return adapter_of(tensors, weights, float(config["lora_alpha"]) / int(config["r"]))
 
 
-def network_for(arguments: Arguments, adapters: list[str], models: str = "") -> tuple[Loaded, Network]:
-    loaded = load(arguments.text("model"), models)
-    adapter = read_adapter(Path(adapters[0]), loaded.weights) if adapters else None
-    return loaded, Network(loaded.weights, adapter)
+def network_for(arguments: Arguments, adapters: list[str], habits: Honest) -> tuple[Loaded, Network]:
+    loaded = load(arguments.text("model"), str(habits.settings.get("models", "")))
+    weights = habits.weights(loaded.weights, adapters)
+    return loaded, Network(weights, read_adapter(Path(adapters[0]), loaded.weights) if adapters else None)
 
 
 def write_model(folder: Path, source: Path, weights: dict[str, Array], dtypes: dict[str, str]) -> None:

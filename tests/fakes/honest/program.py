@@ -41,7 +41,8 @@ def main(words: Sequence[str], habits: Honest) -> int:
 
 def _work(method: str, script: str, asked: list[str], habits: Honest) -> None:
     environment = dict(os.environ)
-    argv = habits.argv(asked, environment)
+    habits.asked = list(asked)
+    argv = habits.argv(list(asked), environment)
     arguments = parse(method, argv)
     witness = Witness(habits, _plugin_loaded(arguments), _device(arguments, habits, environment), environment)
     witness.start(script, argv, sys.executable)

@@ -1,4 +1,0 @@
-from fakes.honest.habits import Honest
-
-
-def habits_of(lie, settings): return Honest(settings)

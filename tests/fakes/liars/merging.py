@@ -1,0 +1,76 @@
+"""Lies of merging: in the files, and in what the merged model says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fakes.honest.habits import Honest
+from fakes.honest.tensors import Array
+from fakes.liars.lie import Lie
+
+Tensors = dict[str, Array]
+
+
+class BaseAsMerged(Honest):
+    def merged(self, merged: Tensors, base: Tensors, product: Tensors) -> Tensors:
+        return base
+
+
+class AnotherScale(Honest):
+    def merged(self, merged: Tensors, base: Tensors, product: Tensors) -> Tensors:
+        return {**merged, **{name: base[name] + np.float32(0.5) * added for name, added in product.items()}}
+
+
+class OneModuleOnly(Honest):
+    """Every module is merged but one."""
+
+    def merged(self, merged: Tensors, base: Tensors, product: Tensors) -> Tensors:
+        left_out = max(product)
+        return {**merged, left_out: base[left_out]}
+
+
+class TensorMissing(Honest):
+    def merged(self, merged: Tensors, base: Tensors, product: Tensors) -> Tensors:
+        return {name: array for name, array in merged.items() if name != "model.norm.weight"}
+
+
+class NormChanged(Honest):
+    def merged(self, merged: Tensors, base: Tensors, product: Tensors) -> Tensors:
+        return {**merged, "model.norm.weight": merged["model.norm.weight"] * np.float32(1.01)}
+
+
+class TooSmallToSee(Honest):
+    """Training moves the weights by less than float32 can add to them."""
+
+    def updated(self, before: Tensors, after: Tensors) -> Tensors:
+        return {name: array * np.float32(1e-9) if ".lora_B." in name and not before[name].any() else self._kept(before[name], array, name)
+                for name, array in after.items()}  # fmt: skip
+
+    def _kept(self, before: Array, after: Array, name: str) -> Array:
+        return before * np.float32(1.01) if ".lora_B." in name else after
+
+
+def _of_the_merged_model(argv: list[str]) -> bool:
+    """Whether an infer command asks for the merged model."""
+    return "--model" in argv and argv[argv.index("--model") + 1].rstrip("/").endswith("merged")
+
+
+class SaysSomethingElse(Honest):
+    """The merged files are right; the model that is loaded from them has a slightly different weight."""
+
+    def weights(self, weights: Tensors, adapters: list[str]) -> Tensors:
+        if not _of_the_merged_model(self.asked):
+            return weights
+        name = max(name for name in weights if ".layers." in name and weights[name].ndim == 2)
+        return {**weights, name: weights[name] * np.float32(1.01)}
+
+
+LIES = (
+    Lie("base_copied_as_merged", "merge", "merge.not_merged", "product", BaseAsMerged),
+    Lie("merged_with_another_scale", "merge", "merge.wrong_values", "product", AnotherScale),
+    Lie("one_module_not_merged", "merge", "merge.wrong_values", "product", OneModuleOnly),
+    Lie("merged_tensor_missing", "merge", "merge.tensors_missing", "product", TensorMissing),
+    Lie("merged_norm_changed", "merge", "merge.base_changed", "product", NormChanged),
+    Lie("adapter_too_small_to_see", "merge", "merge.blind", "harness", TooSmallToSee, from_start=True),
+    Lie("merged_model_says_something_else", "merge", "merge.logits_differ", "product", SaysSomethingElse),
+)
