@@ -29,7 +29,7 @@ _IDENTIFIERS = frozenset(
     {"cause", "nonce", "event", "name", "step", "program", "flag", "started_at", "ended_by", "trainable_digest", "source", "sha256"}
 )
 
-ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]")
+ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]")
 EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[A-Za-z]{2,}(?![\w-])")
 _MAC = re.compile(r"(?<![\w:.-])(?:[0-9A-Fa-f]{2}([:-]))(?:[0-9A-Fa-f]{2}\1){4}[0-9A-Fa-f]{2}(?![\w:-])")
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\d|\.\d)")
@@ -52,10 +52,10 @@ _SECRETS = (
 )
 _VALUE = r"(?P<value>[^\s\"',;}\])<>][^\s\"',;}\])]*)"
 _ASSIGNED = re.compile(
-    rf"(?P<name>(?i:(?<![A-Za-z0-9])(?:\w*[_-])?{_SECRET})|(?<!\w)[A-Z0-9_]*_(?:TOKEN|SECRET|PASSWORD|CREDENTIALS?))"
+    rf"(?P<name>(?i:(?<!\w)(?:\w*[_-])?{_SECRET})|(?<!\w)[A-Z0-9_]*_(?:TOKEN|SECRET|PASSWORD|CREDENTIALS?))"
     rf"(?P<between>[\"']?\s*[=:]\s*[\"']?){_VALUE}"
 )
-_FLAGGED = re.compile(rf"(?P<name>(?i:(?<!\w)--(?:[\w-]*[_-])?{_SECRET}))(?P<between>[\"']?,?[ ]+[\"']?)(?!-){_VALUE}")
+_FLAGGED = re.compile(rf"(?P<name>(?i:(?<![\w-])--(?:[\w-]*[_-])?{_SECRET}))(?P<between>[\"']?,?[ ]+[\"']?)(?!-){_VALUE}")
 _HOMES = re.compile(r"(?<![\w~.>])(?:/home/|/Users/)[^/\s:'\"<>,;)\]|]+|(?<![\w~./>-])/root(?![\w.-])")
 
 

@@ -1,0 +1,278 @@
+"""The support table: one mark for every (cell, target hardware), folded from evidence alone.
+
+Bodies of evidence are asked in a fixed order, and the first that decides gives the mark: the target hardware with real weights, then
+with tiny ones, the simulated NPU, a plain cpu. A body is what one cell left under one stack; it decides when a required stage failed
+or when all of them passed. Only the first can say `verified`, only the second `tiny-npu`: nothing leads there from a sim or a cpu.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+
+from harness.errors import EvidenceError
+from harness.evidence import UNWITNESSED, day, rank, stack_name, started
+from harness.model import (
+    Algorithm,
+    Cell,
+    Engine,
+    Evidence,
+    Hardware,
+    Mark,
+    MarkKind,
+    Matrix,
+    Ruling,
+    RulingKind,
+    Stack,
+    Stage,
+    Tuner,
+    VerdictKind,
+    Weights,
+)
+
+RequiredStages = Callable[[Algorithm, Tuner, Engine], tuple[Stage, ...]]
+RulingOf = Callable[[Cell, Hardware], Ruling]
+
+# Proved with tiny weights only (a bit-equal resume of a big model proves nothing more), so real evidence borrows it from tiny evidence
+# of the same hardware and stack.
+TINY_ONLY = frozenset({Stage.RESUME})
+
+# The weakest decides: the first of these that a required stage shows is the mark.
+_WEAKNESSES = (
+    (VerdictKind.FAILED, MarkKind.FAILING),
+    (VerdictKind.FIXED, MarkKind.FIXED),
+    (VerdictKind.KNOWN_FAILURE, MarkKind.KNOWN_FAILURE),
+    (VerdictKind.BLOCKED, MarkKind.BLOCKED),
+)
+_SAID = frozenset({VerdictKind.PASSED, *(kind for kind, _ in _WEAKNESSES)})
+
+
+@dataclass(frozen=True)
+class SupportTable:
+    """`marks` in the order of the matrix. `later`: pieces from after `as_of`, left out; `orphans`: of cells that the matrix lacks."""
+
+    as_of: date | None
+    marks: tuple[Mark, ...]
+    evidence: tuple[Evidence, ...]
+    later: int
+    orphans: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True)
+class _Body:
+    """What one cell left with one kind of weights on one hardware under one stack."""
+
+    cell: str
+    stack: str
+    weights: Weights
+    hardware: Hardware
+    stages: Mapping[Stage, Evidence]
+
+    @property
+    def newest(self) -> date:
+        return max(day(evidence) for evidence in self.stages.values())
+
+    @property
+    def place(self) -> str:
+        return f"{self.hardware}, {self.weights} weights" if self.hardware.is_npu else str(self.hardware)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a body says. `kind` is None while it decides nothing; `pieces` holds first what `date` and versions are taken from."""
+
+    body: _Body
+    kind: MarkKind | None
+    because: str
+    pieces: tuple[Evidence, ...]
+
+    @property
+    def date(self) -> str:
+        return str(day(self.pieces[0]))
+
+
+def support_table(
+    matrix: Matrix, evidence: Iterable[Evidence], as_of: date | None, *, required_stages: RequiredStages, ruling: RulingOf
+) -> SupportTable:
+    """The marks of `matrix` on the day `as_of` (default: that of the newest evidence).
+
+    A positive mark is dated by the oldest of its required stages: a claim is as old as its oldest proof, and that is what max_age_days
+    measures. A negative one is dated by the stage that decides. Raises EvidenceError for evidence of a rehearsal.
+    """
+    everything = sorted(evidence, key=lambda e: (e.cell, e.stage, e.weights, str(e.hardware), e.stack, e.sha256))
+    for piece in everything:
+        if piece.rehearsal:
+            raise EvidenceError(f"evidence {piece.sha256[:8]} of {piece.cell}", "comes from a rehearsal.", "Report from another store.")
+    as_of = as_of or max((day(e) for e in everything), default=None)
+    known = tuple(e for e in everything if as_of and day(e) <= as_of)
+    folder = _Folder(matrix, known, as_of, required_stages)
+    claims: dict[tuple[str | None, Hardware | None], list[str]] = defaultdict(list)
+    for claim in matrix.claims:
+        if claim.says not in claims[claim.cell, claim.target]:
+            claims[claim.cell, claim.target].append(claim.says)
+    marks = tuple(
+        folder.mark(cell, target, ruling(cell, target), "; ".join(claims.get((cell.id, target), ())))
+        for cell in matrix.cells
+        for target in cell.targets
+    )
+    cells, tiny = {c.id for c in matrix.cells}, {c.tiny_key for c in matrix.cells}
+    orphans = tuple(e for e in known if e.cell not in cells and not (e.weights is Weights.TINY and e.tiny_key in tiny))
+    return SupportTable(as_of, marks, known, len(everything) - len(known), orphans)
+
+
+def worked_on(evidence: Evidence) -> Hardware:
+    """Where the work was done: as witnessed, or as asked for where nothing was witnessed. The stand-in torch_npu makes no NPU."""
+    hardware = evidence.hardware or evidence.asked
+    simulated = any("+sim" in version for name, version in evidence.versions.items() if name.replace("-", "_") == "torch_npu")
+    return Hardware.SIM if hardware.is_npu and simulated else hardware
+
+
+class _Folder:
+    """The evidence of one table, indexed by what it can answer."""
+
+    def __init__(self, matrix: Matrix, evidence: Iterable[Evidence], as_of: date | None, required_stages: RequiredStages) -> None:
+        self._stacks, self._as_of, self._required = matrix.stacks, as_of, required_stages
+        found: dict[tuple[Weights, str, Hardware], dict[tuple[str, str], dict[Stage, Evidence]]] = defaultdict(lambda: defaultdict(dict))
+        for piece in evidence:
+            if piece.verdict.kind not in _SAID or (piece.verdict.kind is VerdictKind.PASSED and piece.hardware is None):
+                continue
+            stack = stack_name(piece.versions, matrix.stacks) if piece.hardware else UNWITNESSED
+            answers = piece.cell if piece.weights is Weights.REAL else piece.tiny_key
+            stages = found[piece.weights, answers, worked_on(piece)][piece.cell, stack]
+            if piece.stage not in stages or rank(stages[piece.stage]) < rank(piece):
+                stages[piece.stage] = piece
+        for bodies in found.values():
+            _drop_outlived_crashes(bodies)
+        self._bodies = {
+            key: tuple(_Body(cell, stack, key[0], key[2], stages) for (cell, stack), stages in sorted(bodies.items()) if stages)
+            for key, bodies in found.items()
+        }
+
+    def mark(self, cell: Cell, target: Hardware, ruling: Ruling, claimed: str) -> Mark:
+        if ruling.kind is RulingKind.EXCLUDED:
+            return Mark(cell.id, target, MarkKind.EXCLUDED, ruling.because, claimed, None, "", {}, ())
+        answers = list(self._answers(cell, target))
+        chosen = next((a for a in answers if a.kind is not None), None)
+        if chosen is None or chosen.kind is None:
+            partial = answers[0] if answers else None
+            because = partial.because if partial else f"not run: {ruling.because}" if ruling.because else "not run"
+            hashes = tuple(e.sha256 for e in partial.pieces) if partial else ()
+            return Mark(cell.id, target, MarkKind.UNTESTED, because, claimed, None, "", {}, hashes, _beside(answers[1:]))
+        first = chosen.pieces[0]
+        order = list(Stage)
+        pieces = sorted(chosen.pieces, key=lambda e: order.index(e.stage))
+        return Mark(
+            cell=cell.id,
+            target=target,
+            kind=chosen.kind,
+            because=chosen.because,
+            claimed=claimed,
+            hardware=chosen.body.hardware,
+            date=chosen.date,
+            versions=first.versions,
+            evidence=tuple(e.sha256 for e in pieces),
+            beside=_beside([a for a in answers if a is not chosen]),
+        )
+
+    def _answers(self, cell: Cell, target: Hardware) -> Iterator[_Answer]:
+        """What each place says of the cell, the most telling place first; of a place's bodies the one that counts (see `_weight`)."""
+        for hardware in dict.fromkeys((target, Hardware.SIM, Hardware.CPU)):
+            for weights, key in ((Weights.REAL, cell.id), (Weights.TINY, cell.tiny_key)):
+                bodies = self._bodies.get((weights, key, hardware), ())
+                answers = [a for a in (self._fold(cell, target, body) for body in bodies) if a is not None]
+                if answers:
+                    yield max(answers, key=lambda a: self._weight(cell, a))
+
+    def _weight(self, cell: Cell, answer: _Answer) -> tuple[bool, bool, int, date, str]:
+        """Deciding before partial (a partial run erases no mark), the cell's own run before a relative's, then a crash that nothing has
+        outlived, then a declared stack before another one; then the newest."""
+        body = answer.body
+        standing = 2 if body.stack == UNWITNESSED else 1 if body.stack in self._stacks else 0
+        return (answer.kind is not None, body.cell == cell.id, standing, body.newest, body.stack)
+
+    def _fold(self, cell: Cell, target: Hardware, body: _Body) -> _Answer | None:
+        required = self._required(cell.algorithm, cell.tuner, cell.engine)
+        stages = {stage: piece for stage in required if (piece := self._piece(cell, body, stage)) is not None}
+        if not any(piece.weights is body.weights for piece in stages.values()):
+            return None
+        runner = f"; ran as {body.cell}, whose tiny model stands for the family" if body.cell != cell.id else ""
+        for verdict, kind in _WEAKNESSES:
+            weak = next((p for p in stages.values() if p.verdict.kind is verdict), None)
+            if weak is None or (kind is MarkKind.BLOCKED and not _is_blocked(weak, stages, required)):
+                continue
+            rest = tuple(p for p in stages.values() if p is not weak)
+            return _Answer(body, kind, _because(weak, body) + runner, (weak, *rest))
+        passed = {stage: piece for stage, piece in stages.items() if piece.verdict.kind is VerdictKind.PASSED}
+        pieces = tuple(sorted(passed.values(), key=lambda e: (day(e), e.sha256)))
+        missing = [str(stage) for stage in required if stage not in passed]
+        if missing or not required:
+            done = f"{', '.join(passed)} passed on {body.place}; " if passed else ""
+            return _Answer(body, None, f"{done}{', '.join(missing)} not run{runner}", pieces or tuple(stages.values()))
+        kind, because = self._positive(target, body, pieces)
+        return _Answer(body, kind, because + runner, pieces)
+
+    def _piece(self, cell: Cell, body: _Body, stage: Stage) -> Evidence | None:
+        own = body.stages.get(stage)
+        if own is not None or body.weights is not Weights.REAL or stage not in TINY_ONLY:
+            return own
+        tiny = [
+            b.stages[stage]
+            for b in self._bodies.get((Weights.TINY, cell.tiny_key, body.hardware), ())
+            if b.stack == body.stack and stage in b.stages
+        ]
+        return max(tiny, key=rank, default=None)
+
+    def _positive(self, target: Hardware, body: _Body, pieces: tuple[Evidence, ...]) -> tuple[MarkKind, str]:
+        names = ", ".join(str(e.stage) for e in sorted(pieces, key=lambda e: list(Stage).index(e.stage)))
+        because = f"{names} passed on {body.place}"
+        if not (body.hardware is target and target.is_npu):
+            return (MarkKind.SIMULATED if body.hardware is Hardware.SIM else MarkKind.WIRED), because
+        if body.weights is Weights.TINY:
+            return MarkKind.TINY_NPU, because
+        stack = self._stacks.get(body.stack)
+        if stack is None:
+            return MarkKind.STALE, f"{because}, but {body.stack} is no declared stack"
+        return self._aged(stack, pieces[0], because)
+
+    def _aged(self, stack: Stack, oldest: Evidence, because: str) -> tuple[MarkKind, str]:
+        assert self._as_of is not None  # there is evidence, so there is a newest day
+        age_days = (self._as_of - day(oldest)).days
+        if age_days > stack.max_age_days:
+            return MarkKind.STALE, f"{because}, but {oldest.stage} is {age_days} days old and {stack.key} allows {stack.max_age_days}"
+        return MarkKind.VERIFIED, because
+
+
+def _drop_outlived_crashes(bodies: dict[tuple[str, str], dict[Stage, Evidence]]) -> None:
+    """What died before it could be witnessed belongs to no stack, so any later run of its stage outlives it."""
+    for (cell, stack), stages in bodies.items():
+        if stack != UNWITNESSED:
+            continue
+        for stage, crash in list(stages.items()):
+            others = [s[stage] for (c, name), s in bodies.items() if c == cell and name != UNWITNESSED and stage in s]
+            if any(started(other) > started(crash) for other in others):
+                del stages[stage]
+
+
+def _is_blocked(blocked: Evidence, stages: Mapping[Stage, Evidence], required: tuple[Stage, ...]) -> bool:
+    """Whether what blocked the stage still stands: once all stages before it passed, it is merely not run."""
+    before = required[: required.index(blocked.stage)]
+    return not before or not all(s in stages and stages[s].verdict.kind is VerdictKind.PASSED for s in before)
+
+
+def _because(weak: Evidence, body: _Body) -> str:
+    verdict = weak.verdict
+    place = body.place if weak.hardware else f"{body.place} as asked, nothing was witnessed"
+    match verdict.kind:
+        case VerdictKind.FAILED:
+            return f"{weak.stage} failed on {place}: {verdict.because} ({verdict.cause or 'no cause'}, blame: {verdict.blame})"
+        case VerdictKind.BLOCKED:
+            return f"{weak.stage} blocked on {place}: {verdict.because}"
+        case _:
+            issue = f" ({weak.ruling.issue})" if weak.ruling.issue else ""
+            return f"{weak.stage} on {place}: {verdict.because}{issue}"
+
+
+def _beside(answers: Iterable[_Answer]) -> str:
+    return "; ".join(f"{a.body.place}: {a.kind} {a.date}" if a.kind else f"{a.body.place}: {a.because}" for a in answers)
