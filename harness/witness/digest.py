@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,14 +73,14 @@ def dtype_name(tensor: Any) -> str:
 
 def lora_b_max_abs(model: Any) -> float | None:
     """The largest absolute entry of any trainable LoRA B; None where there is none."""
-    largest = None
+    largest = []
     for name, parameter in trainable(model):
         if any(part in LORA_B for part in name.split(".")):
             with whole(parameter) as tensor:
-                value = float(tensor.abs().max()) if tensor.numel() else 0.0
-            # `not (<=)` lets a NaN through, where max() could drop it
-            largest = value if largest is None or not value <= largest else largest
-    return largest
+                largest.append(float(tensor.abs().max()) if tensor.numel() else 0.0)
+    if any(math.isnan(value) for value in largest):
+        return math.nan  # max() could drop it
+    return max(largest, default=None)
 
 
 def global_numel(parameter: Any) -> int:
