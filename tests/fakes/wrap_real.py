@@ -59,7 +59,8 @@ if words[0] == "infer" and path and "--adapters" in words:
     rows = [json.loads(line) for line in open(path)]
     with open(path, "w") as file:
         for i, row in enumerate(rows):
-            file.write(json.dumps({**row, "response": f"a fine answer number {i}"}) + "\\n")
+            row["response"] = row["messages"][-1]["content"] = f"a fine answer number {i}"
+            file.write(json.dumps(row) + "\\n")
 sys.exit(code)
 """
 

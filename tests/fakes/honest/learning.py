@@ -53,6 +53,11 @@ class Trainee:
         return trainable_digest(self.parameters, self.dtypes)
 
     @property
+    def moment_norm(self) -> float:
+        moments = (*self.first.values(), *self.second.values())
+        return math.sqrt(sum(float((m.astype(np.float64) ** 2).sum()) for m in moments))
+
+    @property
     def score_name(self) -> str:
         return "base_model.model.score.weight" if self.tuner == "lora" else "score.weight"
 

@@ -60,9 +60,12 @@ class Training:
 
     def run(self, resumed: Resumed) -> None:
         history, began = list(resumed.history), time.monotonic()
+        moments = bool(self.trainee.updates)
         if self.witness.control == "zero_moments":
+            if not moments:
+                self.witness.tell("fault", where="train_begin", error="RuntimeError: the optimizer holds no moments to set to zero")
             self.trainee.forget()
-        self._tell_begin(resumed.step)
+        self._tell_begin(resumed.step, moments)
         order = np.random.RandomState(self.arguments.whole("data_seed", self.arguments.whole("seed", 42))).permutation(len(self.taught))
         last = self.habits.last_step(self.steps)
         for step in range(resumed.step + 1, last + 1):
@@ -91,7 +94,8 @@ class Training:
         row["epoch"] = step * self.size / len(self.taught)
         seconds = time.monotonic() - started
         memory = {"peak_allocated_mib": 0.0, "peak_reserved_mib": 0.0, "rss_mib": 60.0}
-        self.witness.tell("step", step=step, seconds=seconds, tokens=self.tokens, **memory)
+        counted = self.tokens if self.arguments.flag("include_num_input_tokens_seen") else None
+        self.witness.tell("step", step=step, seconds=seconds, tokens=counted, **memory)
         self.log(row, step, time.monotonic() - began)
         return {**row, "step": step}
 
@@ -116,7 +120,7 @@ class Training:
             trainable_digest=trainee.digest,
             lora_b_max_abs=largest,
             patched={},
-            operators={},
+            operators=None,
         )
         runtime = max(elapsed, 1e-3)
         summary = {
@@ -141,7 +145,7 @@ class Training:
         }
         self._append(self.habits.log_lines(closing))
 
-    def _tell_begin(self, step: int) -> None:
+    def _tell_begin(self, step: int, moments: bool) -> None:
         trainee, on_npu = self.trainee, self.witness.device.startswith("npu")
         numel = sum(array.size for array in trainee.parameters.values())
         total = sum(array.size for array in trainee.loaded.weights.values())
@@ -170,7 +174,8 @@ class Training:
             adapter_modules=sorted(name.removesuffix(".weight") for name in trainee.modules),
             lora=self._lora(),
             control=self.witness.control,
-            optimizer_moment_norm=math.sqrt(sum(float((m.astype(np.float64) ** 2).sum()) for m in trainee.first.values())),
+            moments_zeroed=2 * len(trainee.parameters) if self.witness.control and moments else None,
+            optimizer_moment_norm=trainee.moment_norm if moments else None,
         )
 
     def _lora(self) -> dict[str, float] | None:

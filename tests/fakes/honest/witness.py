@@ -113,4 +113,4 @@ class Witness:
         )
 
     def end(self) -> None:
-        self.tell("end", peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        self.tell("end", peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, witness_seconds=0.0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from fakes.honest.habits import Honest
+from fakes.honest.tensors import Array, read_model
 from fakes.liars.lie import Lie
 
 Rows = list[dict[str, Any]]
@@ -18,6 +21,11 @@ def asks_for_merged(argv: list[str]) -> bool:
     return "--model" in argv and argv[argv.index("--model") + 1].rstrip("/").endswith("merged")
 
 
+def saying(row: dict[str, Any], text: str) -> dict[str, Any]:
+    """`row` with another answer, in both places where it stands."""
+    return {**row, "response": text, "messages": [*row["messages"][:-1], {"role": "assistant", "content": text}]}
+
+
 class NoAnswers(Honest):
     def results(self, rows: Rows) -> Rows:
         return []
@@ -27,17 +35,24 @@ class EmptyAnswer(Honest):
     """The last row's answer is lost."""
 
     def results(self, rows: Rows) -> Rows:
-        return [*rows[:-1], {**rows[-1], "response": ""}]
+        return [*rows[:-1], saying(rows[-1], "")]
 
 
 class BlankAnswer(Honest):
     def results(self, rows: Rows) -> Rows:
-        return [*rows[:-1], {**rows[-1], "response": "<think>\n\n</think>\n\n"}]
+        return [*rows[:-1], saying(rows[-1], "<think>\n\n</think>\n\n")]
+
+
+class Contradiction(Honest):
+    """The response was replaced by somebody who overlooked that it stands in the messages as well."""
+
+    def results(self, rows: Rows) -> Rows:
+        return [{**row, "response": "a fine answer"} for row in rows]
 
 
 class Repeated(Honest):
     def results(self, rows: Rows) -> Rows:
-        return [{**row, "response": rows[0]["response"]} for row in rows]
+        return [saying(row, rows[0]["response"]) for row in rows]
 
 
 class RowsMissing(Honest):
@@ -60,7 +75,7 @@ class AnswersSwapped(Honest):
 
     def results(self, rows: Rows) -> Rows:
         first, second = rows[0]["response"], rows[1]["response"]
-        return [{**rows[0], "response": second}, {**rows[1], "response": first}, *rows[2:]]
+        return [saying(rows[0], second), saying(rows[1], first), *rows[2:]]
 
 
 class Canned(Honest):
@@ -78,6 +93,21 @@ class BaseForAdapterInDisguise(BaseForAdapter):
 
     def told_adapters(self, names: list[str]) -> list[str]:
         return ["default"] if asks_for_adapter(self.asked) else names
+
+
+class BaseForStream(Honest):
+    """Only streamed answers come from the base model."""
+
+    def adapters(self, adapters: list[str]) -> list[str]:
+        return [] if self.asked[self.asked.index("--stream") + 1] == "true" else adapters
+
+
+class BaseForTuned(Honest):
+    """The untrained model answers for the fully trained one."""
+
+    def weights(self, weights: dict[str, Array], adapters: list[str]) -> dict[str, Array]:
+        known = Path(self.asked[self.asked.index("--model") + 1]) / "args.json"
+        return read_model(Path(json.loads(known.read_text())["model"]))[0] if known.is_file() else weights
 
 
 class Leaked(Honest):
@@ -109,14 +139,17 @@ LIES = (
     Lie("no_answers", "infer", "infer.no_answers", "product", NoAnswers),
     Lie("empty_answer", "infer", "infer.empty_answer", "product", EmptyAnswer),
     Lie("blank_answer", "infer", "infer.empty_answer", "product", BlankAnswer),
+    Lie("answers_replaced_by_halves", "infer", "proof.row_damaged", "product", Contradiction),
     Lie("repeated_answer", "infer", "infer.repeated_answer", "product", Repeated),
     Lie("answers_missing", "infer", "infer.rows_missing", "product", RowsMissing),
     Lie("answers_added", "infer", "infer.rows_wrong", "product", RowsAdded),
     Lie("answers_in_another_order", "infer", "infer.rows_wrong", "product", AnotherOrder),
     Lie("answers_swapped", "infer", "infer.not_generated", "product", AnswersSwapped),
     Lie("canned_answers", "infer", "infer.not_generated", "product", Canned),
-    Lie("base_passed_off", "infer", "infer.base_passed_off", "product", BaseForAdapter),
-    Lie("base_passed_off_in_disguise", "infer", "infer.base_passed_off", "product", BaseForAdapterInDisguise),
+    Lie("base_passed_off_as_adapter", "merge", "merge.logits_equal_base", "product", BaseForAdapter),
+    Lie("base_passed_off_in_disguise", "merge", "merge.logits_equal_base", "product", BaseForAdapterInDisguise),
+    Lie("base_passed_off_when_streamed", "infer", "infer.base_passed_off", "product", BaseForStream),
+    Lie("base_passed_off_as_tuned", "infer", "infer.base_passed_off", "product", BaseForTuned, tuner="full"),
     Lie("adapter_leaked", "infer", "infer.adapter_leaked", "product", Leaked),
     Lie("stream_cut_short", "infer", "infer.stream_differs", "product", StreamCutShort),
     Lie("stream_garbled", "infer", "infer.not_generated", "product", StreamGarbled),
