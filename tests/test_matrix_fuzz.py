@@ -17,8 +17,38 @@ LINES = SMALL.splitlines()
 WORDS = sorted(set(re.findall(r"[^\s,\[\]{}:]+", SMALL)))
 ANYHOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 PIECES = st.sampled_from(
-    ["{", "}", "[", "]", ":", ": ", "- ", "\t", "&a ", "*a", "!!int ", "!x ", "? ", "|", ">", "'", '"', "#", "%", "---\n", "...\n", "<<: ", "~", "1e999", "0x", "-", "\n  ", ",", "null"]
-)  # fmt: skip
+    [
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ": ",
+        "- ",
+        "\t",
+        "&a ",
+        "*a",
+        "!!int ",
+        "!x ",
+        "? ",
+        "|",
+        ">",
+        "'",
+        '"',
+        "#",
+        "%",
+        "---\n",
+        "...\n",
+        "<<: ",
+        "~",
+        "1e999",
+        "0x",
+        "-",
+        "\n  ",
+        ",",
+        "null",
+    ]
+)
 
 
 def read(text: str) -> Matrix | None:

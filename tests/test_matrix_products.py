@@ -60,7 +60,8 @@ def test_unknown_stays_unknown(small: Matrix) -> None:
 
 
 def test_cells_that_differ_only_in_devices_are_told_apart_by_them() -> None:
-    eight = "  eight: {models: [qwen2_7b], algorithms: [sft], tuners: [lora], strategies: [zero3], hardware: [a2], tier: weekly, devices: 8}\nclaims:\n"
+    product = "models: [qwen2_7b], algorithms: [sft], tuners: [lora], strategies: [zero3]"
+    eight = f"  eight: {{{product}, hardware: [a2], tier: weekly, devices: 8}}\nclaims:\n"
     matrix = parse_matrix(SMALL.replace("claims:\n", eight, 1), "matrix.yaml")
     assert {c.id for c in matrix.cells if c.id.startswith("sft-qwen2_7b-lora-zero3")} == {
         "sft-qwen2_7b-lora-zero3",

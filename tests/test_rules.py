@@ -1,0 +1,228 @@
+"""What is asked of a cell here, and which of its stages have a proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.matrix import parse_matrix
+from harness.model import Algorithm, Cell, Engine, Hardware, Matrix, Ruling, RulingKind, Stage, Strategy, Tier, Tuner, Weights
+from harness.rules import applicable_stages, changed_options, matches, proof_gap, required_stages, rule_for
+from harness.select import select_cells
+
+TEXT = (Path(__file__).parent.parent / "matrix.yaml").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Matrix:
+    return parse_matrix(TEXT, "matrix.yaml")
+
+
+def cell_of(matrix: Matrix, cell_id: str) -> Cell:
+    cell = matrix.cell(cell_id)
+    assert cell is not None, cell_id
+    return cell
+
+
+def ruling(matrix: Matrix, cell_id: str, hardware: Hardware, weights: Weights, rehearsal: bool = False) -> Ruling:
+    return rule_for(cell_of(matrix, cell_id), matrix, hardware=hardware, weights=weights, rehearsal=rehearsal)
+
+
+def test_on_a_plain_cpu_exactly_the_skeleton_runs(matrix: Matrix) -> None:
+    runs = {c.id for c in select_cells(matrix) if rule_for(c, matrix, hardware=Hardware.CPU, weights=Weights.TINY).kind is RulingKind.RUN}
+    skeleton = {c.id for c in matrix.cells if c.tier is Tier.PR}
+    assert runs >= skeleton and len(skeleton) == 12
+    assert {c.strategy for c in matrix.cells if c.id in runs} == {Strategy.SINGLE}
+    assert runs - skeleton == {"sft-qwen2_7b_instruct-lora-single"}
+
+
+@pytest.mark.parametrize("hardware", list(Hardware))
+@pytest.mark.parametrize("weights", list(Weights))
+@pytest.mark.parametrize("rehearsal", [False, True])
+def test_nothing_is_ruled_out_or_expected_to_fail_without_a_because(
+    matrix: Matrix, hardware: Hardware, weights: Weights, rehearsal: bool
+) -> None:
+    for cell in matrix.cells:
+        found = rule_for(cell, matrix, hardware=hardware, weights=weights, rehearsal=rehearsal)
+        assert (found.kind is RulingKind.RUN) == (not found.because)
+        if found.kind is RulingKind.EXPECT_FAIL:
+            assert found.issue and found.since and found.recorded_on
+
+
+@pytest.mark.parametrize(
+    "cell_id,because",
+    [
+        ("sft-qwen2_7b_instruct-lora-zero2", "strategy zero2 isn't built for a plain cpu yet"),
+        ("sft-qwen3_8b-lora-fsdp1", "strategy fsdp1 isn't built for a plain cpu yet"),
+        ("sft-qwen2_5_7b_instruct-lora-single-vllm", "engine vllm isn't built for a plain cpu yet"),
+        ("sft-qwen2_5_7b_instruct-lora-single-flash_attn", "option attn_impl isn't built for a plain cpu yet"),
+        ("sft-qwen3_0_6b-lora-single-no_patch", "option npu_model_patch isn't built for a plain cpu yet"),
+        ("sft-qwen3_30b_a3b-lora-fsdp1", "no tiny model of family qwen3_moe is built yet"),
+        ("sft-qwen3_5_27b-lora-megatron", "no tiny model of family qwen3_5 is built yet"),
+    ],
+)
+def test_a_plain_cpu_says_what_it_lacks(matrix: Matrix, cell_id: str, because: str) -> None:
+    assert ruling(matrix, cell_id, Hardware.CPU, Weights.TINY) == Ruling(RulingKind.NOT_RUNNABLE, because)
+
+
+def test_a_limit_stays_visible_where_the_cell_cant_run(matrix: Matrix) -> None:
+    found = ruling(matrix, "sft-qwen3_8b-qlora-single", Hardware.CPU, Weights.TINY)
+    assert found.kind is RulingKind.NOT_RUNNABLE
+    assert found.because == ("tuner qlora isn't built for a plain cpu yet (known limit: quantisation and QLoRA are not supported on NPUs)")
+    assert (found.issue, found.recorded_on) == ("documented: 暂不支持或未完全验证", Hardware.A2)
+
+
+@pytest.mark.parametrize(
+    "cell_id",
+    [
+        "sft-qwen3_8b-qlora-single",
+        "sft-qwen3_8b-full-single-liger",
+        "sft-qwen2_5_7b_instruct-lora-single-sglang",
+        "grpo-qwen2_5_7b_instruct-lora-zero2-sglang",
+        "sft-qwen3_5_35b_a3b-lora-megatron-etp2",
+        "sft-qwen3_5_35b_a3b-lora-single-params_gate_up_proj+down_proj",
+        "sft-qwen3_5_35b_a3b-lora-single-dropout0.05-params_gate_up_proj+down_proj",
+        "sft-qwen3_omni_30b_a3b_instruct-lora-zero3-dropout0-params_gate_up_proj+down_proj",
+        "sft-qwen3_omni_30b_a3b_instruct-lora-fsdp2-dropout0-params_gate_up_proj+down_proj",
+        "sft-qwen3_5_35b_a3b-lora-single-dropout0-params_gate_up_proj+down_proj-adapters2",
+        "sft-qwen3_5_27b-lora-zero2-sp2",
+        "sft-qwen3_5_4b-lora-zero2-packing",
+        "sft-qwen3_5_35b_a3b-lora-zero2-padding_free",
+        "sft-qwen3_5_27b-lora-megatron-cp2-mcore_gdn",
+        "sft-qwen3_5_27b-lora-megatron-packing-no_mcore_gdn",
+    ],
+)
+def test_every_documented_limit_is_expected_to_fail_on_the_npu(matrix: Matrix, cell_id: str) -> None:
+    found = ruling(matrix, cell_id, Hardware.A2, Weights.REAL, rehearsal=True)
+    assert found.kind is RulingKind.EXPECT_FAIL and found.issue.startswith("documented: ")
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "zero2"])
+def test_fused_experts_without_dropout_or_sharding_are_no_limit(matrix: Matrix, strategy: str) -> None:
+    cell_id = f"sft-qwen3_5_35b_a3b-lora-{strategy}-dropout0-params_gate_up_proj+down_proj"
+    assert ruling(matrix, cell_id, Hardware.A2, Weights.REAL, rehearsal=True).kind is RulingKind.RUN
+
+
+@pytest.mark.parametrize("hardware", [Hardware.CPU, Hardware.SIM, Hardware.A2])
+def test_a_combination_without_meaning_is_excluded_everywhere(matrix: Matrix, hardware: Hardware) -> None:
+    for cell_id in ("sft-qwen2_5_1_5b_instruct-lora-single-sp2", "rm-qwen2_5_0_5b_instruct-lora-zero2-vllm"):
+        assert ruling(matrix, cell_id, hardware, Weights.TINY).kind is RulingKind.EXCLUDED
+    assert ruling(matrix, "sft-qwen2_5_1_5b_instruct-full-ddp-dropout0", hardware, Weights.TINY).kind is RulingKind.EXCLUDED
+
+
+def test_real_weights_name_everything_that_is_unknown(matrix: Matrix) -> None:
+    found = ruling(matrix, "sft-qwen3_8b-lora-zero2", Hardware.A2, Weights.REAL)
+    assert found == Ruling(
+        RulingKind.NOT_RUNNABLE,
+        "unknown in matrix.yaml: the revision of Qwen/Qwen3-8B and the number of NPUs that it needs on a2",
+    )
+    only_revision = ruling(matrix, "sft-qwen3_0_6b-lora-single", Hardware.A2, Weights.REAL)
+    assert only_revision.because == "unknown in matrix.yaml: the revision of Qwen/Qwen3-0.6B"
+
+
+def test_in_a_rehearsal_what_is_unknown_blocks_nothing(matrix: Matrix) -> None:
+    for cell in select_cells(matrix):
+        found = rule_for(cell, matrix, hardware=Hardware.A2, weights=Weights.REAL, rehearsal=True)
+        assert found.kind in (RulingKind.RUN, RulingKind.EXPECT_FAIL)
+
+
+def test_a_pinned_model_with_known_devices_runs_with_real_weights(matrix: Matrix) -> None:
+    pinned = parse_matrix(TEXT.replace("id: Qwen/Qwen3-0.6B, revision: unknown", "id: Qwen/Qwen3-0.6B, revision: c1899de2"), "matrix.yaml")
+    assert ruling(pinned, "sft-qwen3_0_6b-lora-single", Hardware.A2, Weights.REAL) == Ruling(RulingKind.RUN)
+
+
+def test_real_weights_are_not_run_off_an_npu_even_in_a_rehearsal(matrix: Matrix) -> None:
+    assert "an NPU only" in ruling(matrix, "sft-qwen3_0_6b-lora-single", Hardware.CPU, Weights.REAL, rehearsal=True).because
+
+
+def test_hardware_that_no_document_names_for_a_cell_is_named(matrix: Matrix) -> None:
+    assert ruling(matrix, "sft-qwen3_8b-lora-fsdp2", Hardware.A3, Weights.TINY).because == "the cell is declared for a2, not for a3"
+    both = ruling(matrix, "sft-qwen3_5_27b-lora-fsdp2", Hardware.A5, Weights.REAL)
+    assert both.because == "the cell is declared for a2 and a3, not for a5"
+
+
+def test_the_simulated_npu_isnt_built(matrix: Matrix) -> None:
+    assert ruling(matrix, "sft-qwen3_0_6b-lora-single", Hardware.SIM, Weights.TINY).because == "the simulated NPU isn't built yet"
+
+
+@pytest.mark.parametrize(
+    "algorithm,tuner,engine,stages",
+    [
+        ("sft", "lora", "transformers", "train resume merge infer deploy"),
+        ("pt", "lora", "vllm", "train resume merge infer deploy"),
+        ("dpo", "qlora", "transformers", "train resume merge infer deploy"),
+        ("dpo", "lora", "vllm", "train resume merge infer deploy"),
+        ("sft", "full", "transformers", "train resume infer deploy"),
+        ("rm", "lora", "transformers", "train resume"),
+        ("embedding", "full", "vllm", "train resume"),
+        ("seq_cls", "lora", "transformers", "train resume"),
+        ("reranker", "lora", "transformers", "train resume"),
+        ("ppo", "lora", "transformers", "train infer"),
+        ("gkd", "full", "transformers", "train infer"),
+        ("ppo", "lora", "vllm", "train infer rollout"),
+        ("grpo", "lora", "vllm", "train resume merge infer deploy rollout"),
+        ("grpo", "full", "sglang", "train resume infer deploy rollout"),
+        ("rloo", "lora", "transformers", "train resume merge infer deploy"),
+    ],
+)
+def test_required_stages(algorithm: str, tuner: str, engine: str, stages: str) -> None:
+    found = required_stages(Algorithm(algorithm), Tuner(tuner), Engine(engine))
+    assert " ".join(map(str, found)) == stages
+
+
+def test_eval_applies_where_text_is_written_and_is_a_contract(matrix: Matrix) -> None:
+    flagship = cell_of(matrix, "sft-qwen3_0_6b-lora-single")
+    assert applicable_stages(flagship) == (Stage.TRAIN, Stage.RESUME, Stage.MERGE, Stage.INFER, Stage.DEPLOY, Stage.EVAL)
+    assert applicable_stages(cell_of(matrix, "rm-qwen3_0_6b-lora-single")) == (Stage.TRAIN, Stage.RESUME)
+    gap = proof_gap(flagship, Stage.EVAL, hardware=Hardware.CPU, weights=Weights.TINY)
+    assert gap == "eval is a contract until a proof of it is defined"
+
+
+def test_every_required_stage_of_the_skeleton_has_a_proof_on_a_cpu(matrix: Matrix) -> None:
+    for cell in select_cells(matrix, tier=Tier.PR):
+        for stage in required_stages(cell.algorithm, cell.tuner, cell.engine):
+            assert proof_gap(cell, stage, hardware=Hardware.CPU, weights=Weights.TINY) == "", (cell.id, stage)
+
+
+@pytest.mark.parametrize(
+    "cell_id,stage,because",
+    [
+        ("sft-qwen2_7b_instruct-lora-zero2", Stage.TRAIN, "the proof of strategy zero2 isn't built yet"),
+        ("sft-qwen2_5_7b_instruct-lora-single-vllm", Stage.INFER, "the proof of engine vllm isn't built yet"),
+        ("kto-qwen3_8b-lora-single", Stage.TRAIN, "the proof of algorithm kto isn't built yet"),
+        ("sft-qwen3_8b-qlora-single", Stage.TRAIN, "the proof of tuner qlora isn't built yet"),
+        ("sft-qwen3_8b-lora-single-liger", Stage.TRAIN, "the proof of option liger isn't built yet"),
+        ("grpo-qwen3_8b-lora-zero2-vllm", Stage.ROLLOUT, "rollout is a contract until a proof of it is defined"),
+        ("rm-qwen3_0_6b-lora-single", Stage.INFER, "infer is no stage of rm with lora"),
+        ("sft-qwen3_0_6b-full-single", Stage.MERGE, "merge is no stage of sft with full"),
+        ("sft-qwen3_0_6b-lora-single", Stage.RESUME, "resume is proved with tiny weights only"),
+    ],
+)
+def test_a_missing_proof_is_named(matrix: Matrix, cell_id: str, stage: Stage, because: str) -> None:
+    assert proof_gap(cell_of(matrix, cell_id), stage, hardware=Hardware.A2, weights=Weights.REAL) == because
+
+
+def test_nothing_is_proved_on_a_simulated_npu_yet(matrix: Matrix) -> None:
+    gap = proof_gap(cell_of(matrix, "sft-qwen3_0_6b-lora-single"), Stage.TRAIN, hardware=Hardware.SIM, weights=Weights.TINY)
+    assert gap == "the proof on a simulated NPU isn't built yet"
+
+
+def test_what_runs_on_a_cpu_can_be_proved_there(matrix: Matrix) -> None:
+    for cell in matrix.cells:
+        if rule_for(cell, matrix, hardware=Hardware.CPU, weights=Weights.TINY).kind is RulingKind.RUN and cell.tier is not Tier.CONTRACT:
+            assert proof_gap(cell, Stage.TRAIN, hardware=Hardware.CPU, weights=Weights.TINY) == "", cell.id
+
+
+def test_a_rule_matches_only_when_every_field_does(matrix: Matrix) -> None:
+    rule = next(r for r in matrix.rules if "expert_tensor_parallel_size" in r.when)
+    matching = {c.id for c in matrix.cells if matches(rule, c)}
+    assert matching == {"sft-qwen3_omni_30b_a3b_instruct-lora-megatron-etp2", "sft-qwen3_5_35b_a3b-lora-megatron-etp2"}
+
+
+def test_changed_options_are_those_that_a_cell_sets(matrix: Matrix) -> None:
+    assert changed_options(cell_of(matrix, "sft-qwen3_0_6b-lora-single").options) == ()
+    assert changed_options(cell_of(matrix, "sft-qwen3_5_27b-lora-megatron-cp2-mcore_gdn").options) == (
+        "context_parallel_size",
+        "use_mcore_gdn",
+    )
