@@ -78,10 +78,15 @@ def _of_the_end(lines: list[str], run: Run) -> Outcome:
         return _outcome(cause, " ".join(run.notes) or last_words, "See where its processes stood, in the evidence's stacks.")
     number = -run.exit_code if run.exit_code is not None and run.exit_code < 0 else _PASSED_ON.get(run.exit_code or 0)
     if run.ended_by == "signal" or number is not None:
-        name = signal.Signals(number).name if number is not None else "a signal"
+        name = signal_name(number) if number is not None else "a signal"
         remedy = "If it was SIGKILL, see dmesg: only the kernel knows of a lack of memory."
         return _outcome("run.signal", f"ended by {name}; last line: {last_words}", remedy)
     return _outcome("run.exit_nonzero", f"exit code {run.exit_code}; {last_words}", "Read the log from its first error on.")
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; a number that Python has no name for (glibc's own, say) stays a number."""
+    return signal.Signals(number).name if number in {int(s) for s in signal.Signals} else f"signal {number}"
 
 
 def _traceback(lines: list[str]) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -15,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
-from harness.diagnose import CHATTY, DEAF, SILENT
+from harness.diagnose import CHATTY, DEAF, SILENT, signal_name
 from harness.guardian import GUARDIAN, owned
 from harness.model import Hardware, Run, Step
 from harness.processes import NONCE_VARIABLE, Band, kill_until_gone, look, members
@@ -264,7 +263,7 @@ class _Flight:
         status, self.peak_mib = child.wait(10), band.peak_mib
         if ended_by == "exit" and status < 0:
             ended_by = "signal"
-            self.notes.append(f"killed by {signal.Signals(-status).name}")
+            self.notes.append(f"killed by {signal_name(-status)}")
         return self._run(ended_by, status if ended_by in ("exit", "signal") else None)
 
     def _not_started(self, because: str) -> Run:

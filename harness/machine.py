@@ -1,0 +1,213 @@
+"""What this host is: its NPUs, or the traces of some, the hardware that cells run on, and facts about it for evidence.
+
+Under a rehearsal ROOT, /dev, /usr/local/Ascend and the programs are ROOT's; nothing of the real host counts as an NPU then.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import HostError
+from harness.launch import resolve_program
+from harness.model import Hardware
+from harness.npu_smi import Chip, parse_npu_smi, series_of
+
+_BINARIES = ("usr/local/sbin", "usr/local/bin", "usr/bin", "bin")
+_SITE_PACKAGES = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages", "opt/*/lib/python3*/site-packages")
+_NPU_SMI_S, _PROBE_S = 60, 300
+# Fails unless a kernel ran on the device: the sum comes back from it.
+PROBE = "import torch, torch_npu; t = torch.ones(3, device='npu:0'); assert t.sum().item() == 3.0 and '+sim' not in torch_npu.__version__"
+
+
+@dataclass(frozen=True)
+class Usable:
+    """NPUs that can be used: `ids` as ASCEND_RT_VISIBLE_DEVICES counts them. None: `because` says what failed."""
+
+    ids: tuple[int, ...]
+    series: Hardware | None
+    because: str
+    chips: tuple[Chip, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The hardware that cells run on. `last_line` is what a run must end with where nothing was proved about NPUs."""
+
+    hardware: Hardware
+    npu_ids: tuple[int, ...]
+    last_line: str
+    because: str
+
+
+def programs_path(root: Path | None) -> str:
+    """Where programs are looked up: PATH, or under a rehearsal only ROOT's own folders for programs."""
+    if root is None:
+        return os.environ.get("PATH", os.defpath)
+    return os.pathsep.join(str(root / folder) for folder in _BINARIES)
+
+
+def npu_traces(root: Path | None = None) -> tuple[str, ...]:
+    """Everything that says that this host has, or should have, NPUs: devices, npu-smi, CANN, a real torch_npu. Looks only; runs nothing."""
+    at = root or Path("/")
+    found = sorted(str(path) for path in (at / "dev").glob("davinci*"))
+    places = [str(at / folder) for folder in _BINARIES]
+    npu_smi = resolve_program("npu-smi", os.pathsep.join([programs_path(root), *places]))
+    found += [str(npu_smi)] if npu_smi else []
+    ascend = at / "usr/local/Ascend"
+    found += [str(ascend)] if ascend.exists() else []
+    version = _torch_npu_version(root)
+    return (*found, f"torch_npu {version}") if version and "+sim" not in version else tuple(found)
+
+
+def _torch_npu_version(root: Path | None) -> str | None:
+    """Read from the installed metadata: importing a real torch_npu fails, or worse, where CANN is not there."""
+    if root is None:
+        try:
+            return importlib.metadata.version("torch_npu")
+        except importlib.metadata.PackageNotFoundError:
+            return None
+    infos = (info for places in _SITE_PACKAGES for info in root.glob(f"{places}/torch_npu-*.dist-info"))
+    return next((info.name.removeprefix("torch_npu-").removesuffix(".dist-info") for info in infos), None)
+
+
+def npu_usable(root: Path | None = None, *, probe: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> Usable:
+    """Whether NPUs are usable: npu-smi lists a healthy chip, and a child process made a tensor on npu:0.
+
+    `probe` is the child's command; by default this interpreter runs PROBE. Under a rehearsal ROOT's own `python` does, and where ROOT has
+    none `because` says that no tensor was made. Takes seconds on a real NPU. ASCEND_RT_VISIBLE_DEVICES in `environment` (default:
+    os.environ), if set, limits the ids.
+    """
+    environment = os.environ if environment is None else environment
+    npu_smi = resolve_program("npu-smi", programs_path(root)) or resolve_program("npu-smi", programs_path(root or Path("/")))
+    if npu_smi is None:
+        return Usable((), None, "there is no npu-smi to list chips")
+    text, fault = _output([str(npu_smi), "info"], environment, root, _NPU_SMI_S)
+    listing = parse_npu_smi(text)
+    if fault or not listing.chips:
+        said = fault or "; ".join(listing.faults) or f"no chip in {text.strip()[:200]!r}"
+        return Usable((), None, f"npu-smi info lists nothing: {said}")
+    series = series_of(listing.chips)
+    healthy = tuple(chip.index for chip in listing.chips if chip.healthy)
+    if not healthy:
+        states = ", ".join(f"NPU {chip.npu} {chip.health}" for chip in listing.chips)
+        return Usable((), series, f"no chip is healthy: {states}", listing.chips)
+    ids = _visible(healthy, environment.get("ASCEND_RT_VISIBLE_DEVICES", ""))
+    if not ids:
+        return Usable((), series, "ASCEND_RT_VISIBLE_DEVICES names no healthy chip", listing.chips)
+    names = ", ".join(sorted({chip.name for chip in listing.chips}))
+    listed = f"{len(ids)} healthy of {len(listing.chips)} listed ({names})"
+    command = probe or _default_probe(root)
+    if command is None:
+        return Usable(ids, series, f"{listed}; no tensor was made, since there is no python under the rehearsal's ROOT", listing.chips)
+    said, fault = _output(command, {**environment, "ASCEND_RT_VISIBLE_DEVICES": str(ids[0])}, root, _PROBE_S)
+    if fault:
+        last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+        return Usable((), series, f"no tensor could be made on npu:0: {fault}: {last.strip()[:300]}", listing.chips)
+    return Usable(ids, series, f"{listed}, and npu:0 made a tensor", listing.chips)
+
+
+def _default_probe(root: Path | None) -> list[str] | None:
+    if root is None:
+        return [sys.executable, "-c", PROBE]
+    python = resolve_program("python", programs_path(root)) or resolve_program("python3", programs_path(root))
+    return [str(python), "-c", PROBE] if python else None
+
+
+def _visible(healthy: Sequence[int], limit: str) -> tuple[int, ...]:
+    if not limit.strip():
+        return tuple(healthy)
+    asked = {int(word) for word in limit.split(",") if word.strip().isdigit()}
+    return tuple(i for i in healthy if i in asked)
+
+
+def _output(command: Sequence[str], environment: Mapping[str, str], root: Path | None, limit_s: float) -> tuple[str, str]:
+    """(what it printed, "" or what went wrong)."""
+    path = os.pathsep.join([programs_path(root), environment.get("PATH", os.defpath)])
+    try:
+        done = subprocess.run(
+            command,
+            env={**environment, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=limit_s,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except OSError as fault:
+        return "", f"can't be started: {fault}"
+    except subprocess.TimeoutExpired:
+        return "", f"no end within {limit_s:g} s"
+    return done.stdout, f"exit code {done.returncode}" if done.returncode else ""
+
+
+def choose_hardware(asked: str, *, require_npu: bool = False, root: Path | None = None, probe: Sequence[str] | None = None) -> Choice:
+    """Where cells run, for `--hardware asked` (auto, cpu, sim, a2, a3, a5).
+
+    Raises HostError: an NPU was asked for or required and none is usable, the chips are another series, a trace of NPUs without a usable
+    one under `auto`, `sim` (not built yet).
+    """
+    where = f"--hardware {asked}"
+    if asked == Hardware.SIM:
+        raise HostError(where, "the simulated NPU is not built yet.", "Use --hardware cpu.")
+    if asked == Hardware.CPU:
+        if require_npu:
+            raise HostError("--require-npu", "contradicts --hardware cpu.", "Drop one of them.")
+        return _on_cpu("asked for")
+    traces = npu_traces(root)
+    usable = npu_usable(root, probe=probe) if traces else Usable((), None, "no trace of an NPU")
+    if not usable.ids:
+        return _without_npu(asked, require_npu, traces, usable)
+    if usable.series is None:
+        names = ", ".join(sorted({chip.name for chip in usable.chips}))
+        known = "Known: 910B1-910B4 (a2), Ascend910 of two dies (a3), Ascend950 (a5)."
+        raise HostError(where, f"these chips are of no known series: {names}.", known)
+    if asked not in ("auto", usable.series):
+        raise HostError(where, f"this host's chips are {usable.series} ({usable.because}).", f"Use --hardware {usable.series}.")
+    return Choice(usable.series, usable.ids, "", usable.because)
+
+
+def _without_npu(asked: str, require_npu: bool, traces: tuple[str, ...], usable: Usable) -> Choice:
+    seen = f" Traces of an NPU: {', '.join(traces)}." if traces else ""
+    if require_npu or asked != "auto":
+        where = "--require-npu" if require_npu else f"--hardware {asked}"
+        mend = "Source CANN's set_env.sh, see npu-smi info, or run on an NPU host."
+        raise HostError(where, f"no NPU is usable: {usable.because}.{seen}", mend)
+    if traces:
+        what = f"there is a trace of an NPU but none is usable: {usable.because}.{seen}"
+        raise HostError("--hardware auto", what, "Mend it, or say --hardware cpu to test without NPUs.")
+    return _on_cpu("no trace of an NPU on this host")
+
+
+def _on_cpu(because: str) -> Choice:
+    return Choice(Hardware.CPU, (), "NO NPU: ran on cpu, proves nothing about NPU hardware", because)
+
+
+def machine_facts() -> Mapping[str, str]:
+    """What of this host a result may depend on. Never a host's, user's or network's name."""
+    return {
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory_gib": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f}",
+        "kernel": platform.release(),
+        "cpu": _cpu_model(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_model() -> str:
+    """x86 says `model name`; arm64 kernels only give an implementer and part number."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "unknown"
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    part = f"implementer {facts['CPU implementer']} part {facts.get('CPU part', '?')}" if "CPU implementer" in facts else "unknown"
+    return facts.get("model name") or facts.get("Model Name") or part

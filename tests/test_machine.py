@@ -1,0 +1,226 @@
+"""What this host is: traces, usable NPUs and the choice of hardware, all planted under a ROOT, never in the real /dev or /usr."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import socket
+import sys
+from collections.abc import Callable
+from getpass import getuser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import HostError
+from harness.machine import choose_hardware, machine_facts, npu_traces, npu_usable, programs_path
+from harness.model import Hardware
+from harness.npu_smi import parse_npu_smi, series_of
+
+SAMPLES = Path(__file__).parent / "fixtures" / "npu_smi"
+A2 = "i24_1_rc3_container_ids_1_2"
+NO_NPU = "NO NPU: ran on cpu, proves nothing about NPU hardware"
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / f"{name}.txt").read_text(encoding="utf-8")
+
+
+Plant = Callable[..., Path]
+
+
+@pytest.fixture
+def plant(tmp_path: Path) -> Plant:
+    """A ROOT with what is asked for: device files, CANN's folder, an npu-smi that prints a sample, a python that succeeds or not."""
+
+    def build(
+        *, devices: int = 0, ascend: bool = False, prints: str | None = None, smi_exit: int = 0, python_exit: int | None = None
+    ) -> Path:
+        root = tmp_path / "root"
+        (root / "dev").mkdir(parents=True)
+        for number in range(devices):
+            (root / "dev" / f"davinci{number}").touch()
+        if ascend:
+            (root / "usr/local/Ascend").mkdir(parents=True)
+        programs = root / "usr/local/bin"
+        programs.mkdir(parents=True, exist_ok=True)
+        if prints is not None:
+            (root / "listing").write_text(prints)
+            program(programs / "npu-smi", f"cat {root / 'listing'}\nexit {smi_exit}")
+        if python_exit is not None:
+            program(programs / "python", f"echo 'RuntimeError: device busy' >&2\nexit {python_exit}")
+        return root
+
+    return build
+
+
+def program(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture(autouse=True)
+def no_real_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+
+
+def test_an_empty_root_has_no_trace_and_falls_back_to_cpu_saying_what_that_proves(plant: Plant) -> None:
+    root = plant()
+    assert npu_traces(root) == ()
+    choice = choose_hardware("auto", root=root)
+    assert (choice.hardware, choice.npu_ids, choice.last_line) == (Hardware.CPU, (), NO_NPU)
+
+
+@pytest.mark.parametrize(
+    ("planted", "trace"),
+    [({"devices": 1}, "dev/davinci0"), ({"ascend": True}, "usr/local/Ascend"), ({"prints": ""}, "usr/local/bin/npu-smi")],
+)
+def test_each_trace_without_a_usable_npu_fails_and_is_named(plant: Plant, planted: dict[str, object], trace: str) -> None:
+    root = plant(**planted)
+    assert npu_traces(root) == (str(root / trace),)
+    with pytest.raises(HostError, match=f"trace of an NPU.*{trace}"):
+        choose_hardware("auto", root=root)
+
+
+def test_a_real_torch_npu_is_a_trace_and_a_simulated_one_is_not(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = plant()
+    site = root / "usr/lib/python3.11/site-packages"
+    (site / "torch_npu-2.9.0+sim.dist-info").mkdir(parents=True)
+    assert npu_traces(root) == ()
+    (site / "torch_npu-2.9.0+sim.dist-info").rename(site / "torch_npu-2.9.0.dist-info")
+    assert npu_traces(root) == ("torch_npu 2.9.0",)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.0+sim")
+    assert not [trace for trace in npu_traces() if "torch_npu" in trace]
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.0")
+    assert npu_traces()[-1] == "torch_npu 2.9.0"
+
+
+def test_healthy_chips_and_a_tensor_make_an_npu_host(plant: Plant) -> None:
+    root = plant(devices=2, ascend=True, prints=sample(A2), python_exit=0)
+    choice = choose_hardware("auto", require_npu=True, root=root)
+    assert (choice.hardware, choice.npu_ids, choice.last_line) == (Hardware.A2, (0, 1), "")
+    assert "npu:0 made a tensor" in choice.because
+
+
+def test_a_rehearsal_without_a_python_says_that_no_tensor_was_made(plant: Plant) -> None:
+    choice = choose_hardware("a2", require_npu=True, root=plant(prints=sample(A2)))
+    assert choice.hardware is Hardware.A2 and "no tensor was made" in choice.because
+
+
+@pytest.mark.parametrize(
+    ("planted", "because"),
+    [
+        ({"prints": sample(A2), "python_exit": 1}, "no tensor could be made on npu:0: exit code 1: RuntimeError: device busy"),
+        ({"prints": sample("err_dcmi_8005")}, "dcmi module initialize failed. ret is -8005"),
+        ({"prints": sample(A2), "smi_exit": 7}, "exit code 7"),
+        ({"prints": "nothing to see"}, "no chip in 'nothing to see'"),
+        ({"prints": sample(A2).replace("| OK    ", "| Alarm ")}, "no chip is healthy: NPU 1 Alarm, NPU 2 Alarm"),
+        ({"devices": 8}, "no npu-smi"),
+    ],
+)
+def test_what_makes_npus_unusable_is_said(plant: Plant, planted: dict[str, object], because: str) -> None:
+    root = plant(**planted)
+    usable = npu_usable(root)
+    assert usable.ids == () and because in usable.because
+    for asked, require in (("auto", False), ("auto", True), ("a2", False)):
+        with pytest.raises(HostError) as caught:
+            choose_hardware(asked, require_npu=require, root=root)
+        assert because in str(caught.value)
+
+
+def test_only_healthy_chips_are_used_and_only_those_that_the_user_left_visible(plant: Plant) -> None:
+    first_ill = sample(A2).replace("| OK    ", "| Alarm ", 1)
+    root = plant(prints=first_ill, python_exit=0)
+    assert npu_usable(root).ids == (1,)
+    assert npu_usable(root, environment={"ASCEND_RT_VISIBLE_DEVICES": "0,1"}).ids == (1,)
+    assert npu_usable(root, environment={"ASCEND_RT_VISIBLE_DEVICES": "0"}).because == "ASCEND_RT_VISIBLE_DEVICES names no healthy chip"
+
+
+def test_the_probe_sees_only_a_device_that_is_to_be_used(plant: Plant, tmp_path: Path) -> None:
+    root = plant(prints=sample(A2))
+    probe = [sys.executable, "-c", f"import os; open({str(tmp_path / 'seen')!r}, 'w').write(os.environ['ASCEND_RT_VISIBLE_DEVICES'])"]
+    assert npu_usable(root, probe=probe, environment={"ASCEND_RT_VISIBLE_DEVICES": "1"}).ids == (1,)
+    assert (tmp_path / "seen").read_text() == "1"
+
+
+def test_asking_for_another_series_than_the_chips_are_is_refused(plant: Plant) -> None:
+    root = plant(prints=sample("i25_2_0_a3_twochips_partial_procs"), python_exit=0)
+    assert choose_hardware("a3", root=root).npu_ids == (0, 1, 2, 3)
+    with pytest.raises(HostError, match="this host's chips are a3"):
+        choose_hardware("a2", root=root)
+
+
+def test_chips_of_no_known_series_are_named_not_guessed(plant: Plant) -> None:
+    with pytest.raises(HostError, match="no known series: 310P3"):
+        choose_hardware("auto", root=plant(prints=sample("i24_1_rc2_310p3_two_chips"), python_exit=0))
+
+
+def test_requiring_an_npu_where_there_is_none_fails_at_once(plant: Plant) -> None:
+    root = plant()
+    for asked in ("auto", "cpu", "a2"):
+        with pytest.raises(HostError, match="--require-npu"):
+            choose_hardware(asked, require_npu=True, root=root)
+
+
+def test_the_simulated_npu_is_refused_by_name_and_cpu_is_taken_when_asked_for(plant: Plant) -> None:
+    root = plant(devices=1)
+    with pytest.raises(HostError, match="simulated NPU is not built"):
+        choose_hardware("sim", root=root)
+    assert choose_hardware("cpu", root=root).last_line == NO_NPU
+
+
+def test_under_a_rehearsal_programs_come_from_its_root_only(tmp_path: Path) -> None:
+    assert all(folder.startswith(str(tmp_path)) for folder in programs_path(tmp_path).split(":"))
+
+
+def test_the_machines_facts_name_no_host_and_no_user() -> None:
+    facts = machine_facts()
+    assert int(facts["cores"]) >= 1 and float(facts["memory_gib"]) > 0 and facts["cpu"] and facts["kernel"] and facts["python"]
+    values = set(facts.values())
+    assert socket.gethostname() not in values and getuser() not in values
+    json.dumps(dict(facts))
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "npus"),
+    [
+        (A2, Hardware.A2, [1, 2]),
+        ("i23_0_3_autodl_only_2", Hardware.A2, [2]),
+        ("i25_2_0_910b4_1_masked_bus", Hardware.A2, [0, 1]),
+        ("i26_910b4_no_procs_one_card", Hardware.A2, [0]),
+        ("i25_2_0_a3_twochips_partial_procs", Hardware.A3, [0, 0, 1, 1]),
+        ("a5_ascend950_layout_synthetic", Hardware.A5, [0, 3]),
+        ("i24_1_rc2_310p3_two_chips", None, [1, 1]),
+        ("i23_0_5_health_warning", None, [0, 7]),
+    ],
+)
+def test_listings_of_real_machines_are_read(name: str, series: Hardware | None, npus: list[int]) -> None:
+    listing = parse_npu_smi(sample(name))
+    assert [chip.npu for chip in listing.chips] == npus
+    assert [chip.index for chip in listing.chips] == list(range(len(npus)))
+    assert series_of(listing.chips) is series
+    assert all(chip.memory_total_mib for chip in listing.chips)
+
+
+def test_health_and_memory_are_read_whatever_the_spacing() -> None:
+    busy = parse_npu_smi(sample("i25_2_0_a3_twochips_partial_procs")).chips[-1]
+    assert (busy.npu, busy.die, busy.memory_used_mib, busy.memory_total_mib, busy.healthy) == (1, 1, 10568, 65536, True)
+    assert [chip.health for chip in parse_npu_smi(sample("i23_0_5_health_warning")).chips] == ["Warning", "OK"]
+
+
+def test_a_share_of_a_chip_is_not_counted_twice() -> None:
+    lines = sample(A2).splitlines()
+    row = next(i for i, line in enumerate(lines) if "910B2" in line)
+    doubled = "\n".join([*lines[: row + 2], *lines[row : row + 2], *lines[row + 2 :]])
+    assert [chip.npu for chip in parse_npu_smi(doubled).chips] == [1, 2]
+
+
+NOISE = st.text(alphabet="|+= -/0123456789\nNPUChipHealthBusIdName", max_size=400)
+
+
+@given(NOISE, st.sampled_from(sorted(path.stem for path in SAMPLES.glob("*.txt"))), st.integers(0, 4000))
+def test_no_text_makes_the_parser_raise(noise: str, name: str, cut: int) -> None:
+    parse_npu_smi(noise)
+    parse_npu_smi(sample(name)[:cut] + noise)
