@@ -143,14 +143,16 @@ def sweep(run_root: Path) -> tuple[str, ...]:
     """
     done: list[str] = []
     for path in sorted(run_root.rglob(_OWNER)) if run_root.is_dir() else []:
-        try:
-            with path.open("r+", encoding="utf-8") as file:
+        with contextlib.ExitStack() as held:
+            try:
+                file = held.enter_context(path.open("r+", encoding="utf-8"))
+            except FileNotFoundError:
+                continue  # another harness swept it, or its owner just finished
+            try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                done += _clean(path, file.read(), run_root)
-        except FileNotFoundError:
-            continue  # another harness swept it, or its owner just finished
-        except OSError:
-            continue  # locked: its owner lives (or the file system knows no locks, where we can't tell)
+            except OSError:
+                continue  # locked: its owner lives (or the file system knows no locks, where we can't tell)
+            done += _clean(path, file.read(), run_root)
     return tuple(done)
 
 
@@ -168,5 +170,8 @@ def _clean(path: Path, text: str, run_root: Path) -> list[str]:
     if path.parent == run_root or path.parent.is_symlink():
         path.unlink(missing_ok=True)
         return done
-    shutil.rmtree(path.parent)
+    try:
+        shutil.rmtree(path.parent)
+    except OSError as fault:
+        return [*done, f"could not remove {path.parent.relative_to(run_root)}, left half-finished by a harness that died: {fault}"]
     return [*done, f"removed {path.parent.relative_to(run_root)}, left half-finished by a harness that died"]

@@ -33,6 +33,9 @@ REQUIRED_DEPLOY = (
     "deploy.no_shared_memory_left",
     "deploy.witness",
     "deploy.nonce",
+    "deploy.witness_whole",
+    "deploy.witnessed",
+    "deploy.argv",
     "deploy.device",
     "deploy.generated",
 )

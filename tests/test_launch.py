@@ -267,6 +267,15 @@ def test_a_folder_in_use_is_marked_until_its_work_ends(tmp_path: Path) -> None:
     assert list((tmp_path / "a").iterdir()) == []
 
 
+def test_a_sweep_leaves_alone_what_the_harness_did_not_write_and_never_removes_the_root(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "owner-x.json").write_text('{"nonce": "another"}')
+    (tmp_path / "owner-y.json").write_text('{"nonce": "y", "pid": 1}')
+    assert [line for line in sweep(tmp_path) if "left alone" in line]
+    assert (tmp_path / "theirs").is_dir() and not (tmp_path / "owner-y.json").exists()
+    assert sweep(tmp_path / "nowhere") == ()
+
+
 def test_the_guardian_is_restarted_when_somebody_kills_it(nonce: str) -> None:
     GUARDIAN.watch("first" + nonce)
     first = GUARDIAN.pid
