@@ -92,6 +92,7 @@ _FOUND_BY_PROOFS: dict[str, tuple[Blame, str]] = {
     "proof.lora_b_zero": (_P, "every LoRA B is zero: the adapter does nothing"),
     "proof.adapter_rank": (_P, "an adapter of another rank, alpha or scaling than asked"),
     "proof.adapter_modules": (_P, "adapters on other modules than asked"),
+    "proof.base_unreadable": (_E, "the base model's weights can't be read, so nothing can be held against them"),
     "proof.checkpoint_missing": (_P, "a checkpoint or one of its files is not there"),
     "proof.checkpoint_damaged": (_P, "a checkpoint file can't be read to its end or contradicts itself"),
     "proof.checkpoint_stale": (_P, "a checkpoint of another run, or other weights than those witnessed when it was saved"),

@@ -57,13 +57,19 @@ class Answers:
 
 
 class Role(Word):
-    """Which model answered, and how. STREAMED and INTERACTIVE are the trained model's (the adapter's, or the full checkpoint's)."""
+    """Which model answered. FULL: the checkpoint of a training of every weight."""
 
     BASE = "base"
     ADAPTER = "adapter"
     FULL = "full"
     MERGED = "merged"
-    STREAMED = "streamed"
+
+
+class Way(Word):
+    """How it answered: rows at once, rows streamed, or questions on standard input."""
+
+    PLAIN = "plain"
+    STREAM = "stream"
     INTERACTIVE = "interactive"
 
 
@@ -72,9 +78,14 @@ class Inference:
     """One infer step: what it wrote and the logits that its witness saw, [rows, vocabulary] in row order (None: none found)."""
 
     role: Role
+    way: Way
     result: StepResult
     answers: Answers
     logits: Logits | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.role) if self.way is Way.PLAIN else f"{self.role}.{self.way}"
 
 
 @dataclass(frozen=True)

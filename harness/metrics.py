@@ -47,9 +47,7 @@ def duplicated_steps(metrics: Metrics) -> tuple[int, ...]:
     return tuple(sorted({step for step in steps if steps.count(step) > 1}))
 
 
-def _sort_in(
-    found: Mapping[str, Any], number: int, rows: list[MetricRow], summary: dict[str, Any], faults: list[str]
-) -> None:
+def _sort_in(found: Mapping[str, Any], number: int, rows: list[MetricRow], summary: dict[str, Any], faults: list[str]) -> None:
     counter = next((found[name] for name in _COUNTERS if name in found), None)
     is_evaluation = any(str(key).startswith("eval_") for key in found) and "loss" not in found
     if counter is None or "train_runtime" in found or is_evaluation:

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from harness.compare import check
-from harness.found import Answers, Inference, Role
+from harness.found import Answers, Inference, Role, Way
 from harness.model import Cell, Comparison, Engine, Hardware, Tuner, Weights, Witness
 from harness.proof_process import prove_device, prove_process
 from harness.vocabulary import Vocabulary
 
 # What thinking templates put before every answer, even an empty one.
 _BARE_THINKING = re.compile(r"\A\s*<think>\s*</think>\s*")
-_SAME_MODEL = (Role.STREAMED, Role.INTERACTIVE)
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,16 @@ class _Row:
     output: tuple[int, ...]
 
 
-def wanted_roles(tuner: Tuner) -> tuple[Role, ...]:
-    trained = (Role.FULL,) if tuner is Tuner.FULL else (Role.ADAPTER, Role.MERGED)
-    return (Role.BASE, *trained, *_SAME_MODEL)
+def wanted_inferences(tuner: Tuner) -> tuple[tuple[Role, Way], ...]:
+    """What must have been asked, the least of it: each model at once, and the trained one in every way."""
+    trained = trained_role(tuner)
+    others = () if tuner is Tuner.FULL else (Role.MERGED,)
+    plain = tuple((role, Way.PLAIN) for role in (Role.BASE, trained, *others))
+    return (*plain, (trained, Way.STREAM), (trained, Way.INTERACTIVE))
+
+
+def trained_role(tuner: Tuner) -> Role:
+    return Role.FULL if tuner is Tuner.FULL else Role.ADAPTER
 
 
 def prove_infer(
@@ -39,36 +45,38 @@ def prove_infer(
     hardware: Hardware,
     weights: Weights,
     inputs: Sequence[str],
-    inferences: Mapping[Role, Inference],
+    inferences: Sequence[Inference],
     vocabulary: Vocabulary | None,
     device_names: Sequence[str] = (),
 ) -> tuple[Comparison, ...]:
     """Design section 4, row `infer`. `inputs`: the user messages asked, in order. `vocabulary`: the model's own, None if it is of a
     kind that can't be decoded here, when answers are only held against each other.
 
-    All generation is greedy (temperature 0): equal models must give equal text.
+    All generation is greedy (temperature 0): equal models must give equal text. Every inference given is proved, those that
+    `wanted_inferences` lacks too.
     """
-    trained = Role.FULL if cell.tuner is Tuner.FULL else Role.ADAPTER
+    trained = trained_role(cell.tuner)
+    given = {(inference.role, inference.way): inference for inference in inferences}
     made: list[Comparison] = []
-    witnessed: dict[Role, tuple[_Row, ...]] = {}
-    for role in wanted_roles(cell.tuner):
-        inference = inferences.get(role)
-        if inference is None:
-            made.append(check(f"infer.{role}.ran", False, "infer.no_answers", f"an infer step as {role}", "none ran"))
-            continue
+    witnessed: dict[str, tuple[_Row, ...]] = {}
+    for role, way in wanted_inferences(cell.tuner):
+        if (role, way) not in given:
+            made.append(check(f"infer.{role}.{way}.ran", False, "infer.no_answers", f"an infer step of {role}, {way}", "none ran"))
+    for inference in given.values():
         found, rows = _prove_one(inference, cell, hardware, inputs, vocabulary, device_names)
         made += found
-        if rows is not None:
-            witnessed[role] = rows
+        witnessed[inference.name] = rows
     if not all(c.ok for c in made):
         return tuple(made)
-    texts = {role: tuple(a.response for a in inferences[role].answers.rows) for role in witnessed}
-    made += _prove_prompts(witnessed, trained)
-    made.append(_prove_trained(weights, trained, inferences, texts))
-    if Role.MERGED in texts:
-        made.append(_equal("infer.merged_equals_adapter", "infer.merged_differs", texts[trained], texts[Role.MERGED]))
-    for role in _SAME_MODEL:
-        made.append(_equal(f"infer.{role}_equals_plain", "infer.stream_differs", texts[trained], texts[role]))
+    made.append(_prove_prompts(witnessed, str(trained)))
+    made.append(_prove_trained(weights, given[trained, Way.PLAIN], given[Role.BASE, Way.PLAIN]))
+    for (role, way), inference in given.items():
+        if way is not Way.PLAIN and (role, Way.PLAIN) in given:
+            plain = given[role, Way.PLAIN]
+            made.append(_equal(f"infer.{inference.name}.equals_plain", "infer.stream_differs", plain, inference))
+    if (Role.MERGED, Way.PLAIN) in given and trained is not Role.FULL:
+        merged = given[Role.MERGED, Way.PLAIN]
+        made.append(_equal("infer.merged.equals_adapter", "infer.merged_differs", given[trained, Way.PLAIN], merged))
     return tuple(made)
 
 
@@ -79,13 +87,13 @@ def _prove_one(
     inputs: Sequence[str],
     vocabulary: Vocabulary | None,
     device_names: Sequence[str],
-) -> tuple[list[Comparison], tuple[_Row, ...] | None]:
-    stage = f"infer.{inference.role}"
+) -> tuple[list[Comparison], tuple[_Row, ...]]:
+    stage = f"infer.{inference.name}"
     made = _prove_answers(stage, inference.answers, inputs)
     process, witness = prove_process(stage, inference.result, "generate")
     made += process
     if witness is None:
-        return made, None
+        return made, ()
     events = witness.all("generate")
     made.append(prove_device(stage, hardware, witness, events, device_names))
     made.append(_prove_engine(stage, cell, witness))
@@ -190,36 +198,37 @@ def _is_text_of(text: str, output: tuple[int, ...], vocabulary: Vocabulary) -> b
     return text == decoded or said(text) == said(decoded)
 
 
-def _prove_prompts(witnessed: Mapping[Role, tuple[_Row, ...]], trained: Role) -> list[Comparison]:
-    """Every role was asked the same, token by token: otherwise equal or different answers would mean nothing."""
+def _prove_prompts(witnessed: Mapping[str, tuple[_Row, ...]], trained: str) -> Comparison:
+    """Every model was asked the same, token by token: otherwise equal or different answers would mean nothing."""
     reference = [row.prompt for row in witnessed[trained]]
-    other = sorted(str(role) for role, rows in witnessed.items() if [row.prompt for row in rows] != reference)
-    distinct = all(reference)
-    ok = distinct and not other
+    other = sorted(name for name, rows in witnessed.items() if [row.prompt for row in rows] != reference)
+    ok = all(reference) and not other
     found = f"others for {other}" if other else "the same"
-    return [check("infer.same_prompts", ok, "infer.rows_wrong", "the same prompts for every model", found)]
+    return check("infer.same_prompts", ok, "infer.rows_wrong", "the same prompts for every model", found)
 
 
-def _prove_trained(
-    weights: Weights, trained: Role, inferences: Mapping[Role, Inference], texts: Mapping[Role, tuple[str, ...]]
-) -> Comparison:
+def _prove_trained(weights: Weights, trained: Inference, base: Inference) -> Comparison:
     """That training shows: in text for tiny weights, which learn fast; in logits for real ones, whose text may well stay."""
     name, cause, what = "infer.differs_from_base", "infer.base_passed_off", "text"
     if weights is Weights.TINY:
-        differ = texts[trained] != texts[Role.BASE]
+        differ = _texts(trained) != _texts(base)
     else:
-        what = "logits"
-        ours, base = inferences[trained].logits, inferences[Role.BASE].logits
-        if ours is None or base is None or ours.shape != base.shape or not ours.size:
+        what, ours, theirs = "logits", trained.logits, base.logits
+        if ours is None or theirs is None or ours.shape != theirs.shape or not ours.size:
             return check(name, False, "proof.witness_missing", "logits of base and trained model", "not witnessed")
-        differ = not np.array_equal(ours, base)
+        differ = not np.array_equal(ours, theirs)
     return check(name, differ, cause, f"other {what} than the base model's", "other" if differ else "the same")
 
 
-def _equal(name: str, cause: str, expected: tuple[str, ...], found: tuple[str, ...]) -> Comparison:
+def _equal(name: str, cause: str, reference: Inference, inference: Inference) -> Comparison:
+    expected, found = _texts(reference), _texts(inference)
     unlike = [place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]]
     same = expected == found and bool(expected)
-    return check(name, same, cause, "the same texts", "the same" if same else f"other texts in rows {unlike}")
+    return check(name, same, cause, f"the texts of {reference.name}", "the same" if same else f"other texts in rows {unlike}")
+
+
+def _texts(inference: Inference) -> tuple[str, ...]:
+    return tuple(row.response for row in inference.answers.rows)
 
 
 def _ids(value: object) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ def prove_merge(
     result: StepResult,
     base: TensorFile,
     adapter: CheckpointFiles,
-    merged: TensorFile,
+    merged: TensorFile | None,
     tied: bool,
 ) -> tuple[Comparison, ...]:
     """Design section 4, row `merge`, of the files. `tied`: the model's config says tie_word_embeddings.
@@ -47,11 +47,14 @@ def prove_merge(
     made = list(process)
     if witness is None:
         return tuple(made)
-    damage = [text for text in (base.fault, adapter.fault, merged.fault) if text]
+    made.append(check("merge.base_model", base.usable, "proof.base_unreadable", "the base model's weights", base.fault or "readable"))
+    if not base.usable:
+        return tuple(made)
+    damage = [text for text in (adapter.fault, merged.fault if merged else "") if text]
     made.append(check("merge.files", not damage, "proof.checkpoint_damaged", "readable weights", "; ".join(damage) or "readable"))
-    empty = [n for n, found in (("base", base.tensors), ("adapter", adapter.weights), ("merged", merged.tensors)) if not found]
-    made.append(check("merge.present", not (empty and not damage), "proof.checkpoint_missing", "base, adapter, merged", empty or "all"))
-    if damage or empty or adapter.weights is None:
+    empty = [n for n, found in (("adapter", adapter.weights), ("merged", merged)) if found is None or not found.tensors]
+    made.append(check("merge.present", not (empty and not damage), "proof.checkpoint_missing", "adapter and merged model", empty or "both"))
+    if damage or empty or adapter.weights is None or merged is None:
         return tuple(made)
     made.append(_prove_names(base, merged, tied))
     if not made[-1].ok:
@@ -178,9 +181,7 @@ def _replacements(weights: TensorFile, pairs: Mapping[str, object]) -> dict[str,
     return {canonical(n): t for n, t in weights.tensors.items() if canonical(n) not in halves}
 
 
-def _prove_rest(
-    base: TensorFile, merged: TensorFile, adapted: set[str], replaced: Mapping[str, Tensor], tied: bool
-) -> Comparison:
+def _prove_rest(base: TensorFile, merged: TensorFile, adapted: set[str], replaced: Mapping[str, Tensor], tied: bool) -> Comparison:
     """Every tensor without LoRA is the base model's, bit for bit, after a cast if the dtype changed."""
     changed = []
     rest: Sequence[str] = sorted(merged.tensors.keys() - adapted)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from harness.found import Way
 from harness.model import Algorithm, Comparison, Stage, Tuner, Weights
-from harness.proof_infer import wanted_roles
+from harness.proof_infer import wanted_inferences
 from harness.proof_resume import CONTROLS
 from harness.proof_train import LOGS_NO_LOSS
 
@@ -13,14 +14,14 @@ _PROCESS = ("witness", "nonce", "witness_whole", "witnessed", "argv")
 _LOG = ("log", "rows_whole", "rows_once", "finite", "steps", "no_extra_steps", "order", "max_steps", "losses", "gradients")
 _BEGUN = ("device", "strategy", "begun", "max_steps_witnessed", "no_control")
 _TRAIN = (
-    "weights_changed", "steps_witnessed",
+    "base_model", "weights_changed", "steps_witnessed",
     *(f"checkpoint.{what}" for what in ("present", "whole", "of_this_run", "witnessed", "finite", "digest", "last", "optimizer")),
 )  # fmt: skip
 _TRAIN_LORA = ("adapter", "adapter_modules", "lora_b", "checkpoint.adapter", "checkpoint.modules", "checkpoint.lora_b")
 _TRAIN_FULL = ("no_adapter", "checkpoint.trained")
 _RESUME = ("continues", "optimizer", "losses_equal", "grad_norms_equal", "weights_equal")
 _MERGE = (
-    "files", "present", "tensors", "adapter", "adapter_shapes", "sensitive", "happened", "values", "rest",
+    "base_model", "files", "present", "tensors", "adapter", "adapter_shapes", "sensitive", "happened", "values", "rest",
     "logits_witnessed", "logits_finite", "logits", "logits_moved",
 )  # fmt: skip
 _INFER_ROLE = (
@@ -32,7 +33,7 @@ REQUIRED: Mapping[Stage, tuple[str, ...]] = {
     Stage.TRAIN: (*_LOG, *_PROCESS, *_BEGUN, *_TRAIN),
     Stage.RESUME: (*_LOG, *_PROCESS, *_BEGUN, *_RESUME),
     Stage.MERGE: (*_PROCESS, *_MERGE),
-    Stage.INFER: ("same_prompts", "differs_from_base", "streamed_equals_plain", "interactive_equals_plain"),
+    Stage.INFER: ("same_prompts", "differs_from_base"),
 }
 
 # PPO logs no loss and no grad_norm, counts its updates by itself and skips the callbacks of a step.
@@ -49,8 +50,12 @@ def required(stage: Stage, *, weights: Weights, tuner: Tuner, algorithm: Algorit
     if stage is Stage.RESUME and weights is Weights.TINY:
         names += [f"control.{control}.{what}" for control in CONTROLS for what in ("ran", "fails")]
     if stage is Stage.INFER:
-        names += [f"{role}.{what}" for role in wanted_roles(tuner) for what in (*_INFER_ROLE, *_PROCESS)]
-        names += [] if tuner is Tuner.FULL else ["merged_equals_adapter"]
+        for role, way in wanted_inferences(tuner):
+            prefix = str(role) if way is Way.PLAIN else f"{role}.{way}"
+            names += [f"{prefix}.{what}" for what in (*_INFER_ROLE, *_PROCESS, *(() if way is Way.PLAIN else ("equals_plain",)))]
+            # A tiny model's tokenizer is ours, so its answers can always be decoded.
+            names += [f"{prefix}.prompts"] if weights is Weights.TINY else []
+        names += [] if tuner is Tuner.FULL else ["merged.equals_adapter"]
     if algorithm in LOGS_NO_LOSS:
         names = [name for name in names if name not in _NOT_OF_PPO]
     return tuple(f"{stage}.{name}" for name in names)

@@ -57,10 +57,12 @@ def prove_resume(
     if witness is None:
         return tuple(made)
     made += prove_begun("resume", cell, hardware, resumed, witness, from_step, asked_steps, device_names)
+    if not all(c.ok for c in made):
+        return tuple(made)
     norm = (witness.last("train_begin") or {}).get("optimizer_moment_norm")
     moved = isinstance(norm, (int, float)) and math.isfinite(norm) and norm > 0
     made.append(check("resume.optimizer", moved, "proof.optimizer", "optimizer moments loaded (norm > 0)", f"norm {norm}"))
-    if not all(c.ok for c in made):
+    if not moved:
         return tuple(made)
     reference, found = _continuation(straight, from_step), _continuation(resumed, from_step)
     same = _same_numbers("resume", reference, found, logged_tolerance(hardware, dtype))
@@ -102,7 +104,7 @@ def _same_numbers(stage: str, reference: _Continuation, found: _Continuation, to
             "resume.differs",
             largest_difference(expected, seen),
             tolerance,
-            f"{what} of steps {list(reference.steps)} as in the straight run",
+            f"{what.removesuffix('_equal')} of steps {list(reference.steps)} as in the straight run",
             ok=aligned,
         )
         for what, expected, seen in (
@@ -131,7 +133,7 @@ def _same_weights(
 
 def _largest_weight_difference(reference: TensorFile, found: TensorFile) -> float:
     """Over tensors: max |difference| / max |reference entry|. Infinity if names or shapes differ, or there is nothing to compare."""
-    if not reference or not found or reference.tensors.keys() != found.tensors.keys():
+    if not reference.usable or not found.usable or reference.tensors.keys() != found.tensors.keys():
         return math.inf
     largest = 0.0
     for name, tensor in reference.tensors.items():

@@ -42,6 +42,10 @@ def prove_train(
     if witness is None:
         return tuple(made)
     made += prove_begun("train", cell, hardware, result, witness, 0, asked_steps, device_names)
+    found = base.fault or f"{len(base.tensors)} tensors"
+    made.append(check("train.base_model", base.usable, "proof.base_unreadable", "the base model's weights", found))
+    if witness.last("train_begin") is None or not base.usable:
+        return tuple(made)
     made += _prove_change(cell, witness, asked_steps)
     made += _prove_adapter(witness, asked_lora, base)
     made += prove_checkpoints(
@@ -50,9 +54,7 @@ def prove_train(
     return tuple(made)
 
 
-def prove_log(
-    stage: str, metrics: Metrics, steps: Iterable[int], max_steps: int, algorithm: Algorithm
-) -> tuple[Comparison, ...]:
+def prove_log(stage: str, metrics: Metrics, steps: Iterable[int], max_steps: int, algorithm: Algorithm) -> tuple[Comparison, ...]:
     """Exactly `steps`, each logged once and in order, with finite losses and finite, positive gradient norms."""
     wanted = tuple(steps)
     rows = metrics.rows

@@ -69,7 +69,8 @@ class TensorFile:
     tensors: Mapping[str, Tensor]
     fault: str = ""
 
-    def __bool__(self) -> bool:
+    @property
+    def usable(self) -> bool:
         return not self.fault and bool(self.tensors)
 
 
