@@ -99,9 +99,10 @@ def escape_markdown(text: str) -> str:
     """`text` on one line, as literal text of a markdown table cell: no markup, link, HTML or column break can come of it."""
     text = " ".join(EMAIL.sub("<email>", plain(text)).split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", text)
+    text = re.sub(r"([\\`*\[\]|~$])", r"\\\1", text)
+    text = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)  # torch_npu is no emphasis
     text = re.sub(r"(?i):(?=//)|(?<=\bwww)\.", lambda m: f"\\{m[0]}", text)
-    return re.sub(r"^([-+=]|\d+(?=[.)]))", lambda m: f"\\{m[0]}" if not m[0][0].isdigit() else f"{m[0]}\\", text)
+    return re.sub(r"^([-+=#]|\d+(?=[.)](?:\s|$)))", lambda m: f"{m[0]}\\" if m[0][0].isdigit() else f"\\{m[0]}", text)
 
 
 def fenced(text: str, language: str = "") -> str:

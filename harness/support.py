@@ -157,7 +157,7 @@ class _Folder:
         chosen = next((a for a in answers if a.kind is not None), None)
         if chosen is None or chosen.kind is None:
             partial = answers[0] if answers else None
-            because = partial.because if partial else f"not run: {ruling.because}" if ruling.because else "not run"
+            because = partial.because if partial else _not_run(cell, target, ruling)
             hashes = tuple(e.sha256 for e in partial.pieces) if partial else ()
             return Mark(cell.id, target, MarkKind.UNTESTED, because, claimed, None, "", {}, hashes, _beside(answers[1:]))
         first = chosen.pieces[0]
@@ -259,6 +259,14 @@ def _is_blocked(blocked: Evidence, stages: Mapping[Stage, Evidence], required: t
     """Whether what blocked the stage still stands: once all stages before it passed, it is merely not run."""
     before = required[: required.index(blocked.stage)]
     return not before or not all(s in stages and stages[s].verdict.kind is VerdictKind.PASSED for s in before)
+
+
+def _not_run(cell: Cell, target: Hardware, ruling: Ruling) -> str:
+    unknown = ["revision"] if cell.model.revision is None else []
+    if cell.devices is None and cell.model.devices.get(target) is None:
+        unknown.append("number of NPUs")
+    words = f"not run (unknown: {', '.join(unknown)})" if unknown else "not run"
+    return f"{words}; documented limit: {ruling.because}" if ruling.kind is RulingKind.EXPECT_FAIL else words
 
 
 def _because(weak: Evidence, body: _Body) -> str:

@@ -41,7 +41,7 @@ REAL_RUN = (*stages(A2, REAL, *(s for s in STAGES if s is not Stage.RESUME)), *s
 def test_without_evidence_nothing_is_said() -> None:
     found = table()
     assert {m.kind for m in found.marks} == {MarkKind.UNTESTED}
-    assert {m.because for m in found.marks} == {"not run"}
+    assert {m.because for m in found.marks} == {"not run (unknown: revision)"}
     assert len(found.marks) == 6
     assert mark(cell="zero2", target=Hardware.A3).claimed == "verified"
 
@@ -127,7 +127,7 @@ def test_a_blockage_whose_cause_has_passed_since_is_merely_not_run() -> None:
 
 @pytest.mark.parametrize("verdict", [VerdictKind.INTERRUPTED, VerdictKind.NOT_RUNNABLE, VerdictKind.UNTESTED])
 def test_what_measured_nothing_leaves_no_mark(verdict: VerdictKind) -> None:
-    assert mark(*stages(CPU, TINY, kind=verdict)).because == "not run"
+    assert mark(*stages(CPU, TINY, kind=verdict)).because == "not run (unknown: revision)"
 
 
 def test_a_pass_that_nobody_witnessed_counts_for_nothing_but_a_failure_does() -> None:
@@ -182,8 +182,8 @@ def test_a_stand_in_for_torch_npu_makes_no_npu() -> None:
 def test_excluded_and_known_limits_say_because() -> None:
     excluded = mark(*stages(CPU, TINY), ruling=ruled("small", Ruling(RulingKind.EXCLUDED, "no meaning")))
     assert (excluded.kind, excluded.because) == (MarkKind.EXCLUDED, "no meaning")
-    blocked = mark(ruling=ruled("small", Ruling(RulingKind.NOT_RUNNABLE, "revision unknown")))
-    assert (blocked.kind, blocked.because) == (MarkKind.UNTESTED, "not run: revision unknown")
+    limit = mark(ruling=ruled("small", Ruling(RulingKind.EXPECT_FAIL, "no kernel")))
+    assert (limit.kind, limit.because) == (MarkKind.UNTESTED, "not run (unknown: revision); documented limit: no kernel")
 
 
 ANY = st.builds(

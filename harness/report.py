@@ -1,0 +1,97 @@
+"""Reports in the repository: written from evidence, and checked against it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from datetime import date
+from functools import partial
+from pathlib import Path
+
+from harness.errors import EvidenceError
+from harness.model import Cell, Hardware, Matrix, Ruling, Weights
+from harness.render import render_report, render_support
+from harness.rules import required_stages, rule_for
+from harness.store import Store, write_atomically
+from harness.support import SupportTable, support_table
+
+_AGAIN = "Write it anew with `python -m harness report`, or restore what was changed."
+_SHOWN_DIFFERENCES = 20
+
+
+def write_report(root: Path, matrix: Matrix, store: Store, as_of: date | None = None) -> tuple[Path, ...]:
+    """Write reports/support.md, support.zh.md and report.md below `root`; their paths.
+
+    `as_of` is the day on which ages are measured (default: the newest evidence's). Evidence that is refused is named in report.md and
+    counts for nothing. Raises EvidenceError for a rehearsal's store, HostError if the disk refuses.
+    """
+    pages, _ = _pages(matrix, store, as_of)
+    paths = []
+    for name, text in pages.items():
+        path = root / "reports" / name
+        write_atomically(path, text)
+        paths.append(path)
+    return tuple(paths)
+
+
+def check_report(root: Path, matrix: Matrix, store: Store, as_of: date | None = None) -> tuple[str, ...]:
+    """What differs between the reports below `root` and what their evidence gives, as `file:line: what`; empty when nothing does."""
+    pages, refused = _pages(matrix, store, as_of)
+    differences = [str(error) for error in refused]
+    for name, text in pages.items():
+        differences += _differences(root / "reports" / name, f"reports/{name}", text)
+    return tuple(differences)
+
+
+def current_table(matrix: Matrix, store: Store, as_of: date | None = None) -> tuple[SupportTable, tuple[EvidenceError, ...]]:
+    """The support table of the store's evidence, and the evidence that was refused."""
+    if store.rehearsal:
+        raise EvidenceError(str(store.root), "is the store of a rehearsal, which proves nothing.", "Report from the repository's store.")
+    evidence, refused = store.load_all(strict=False)
+    table = support_table(matrix, evidence, as_of, required_stages=required_stages, ruling=partial(_ruling, matrix))
+    return table, refused
+
+
+def _ruling(matrix: Matrix, cell: Cell, target: Hardware) -> Ruling:
+    """What matrix.yaml's rules say of the cell. Asked as a rehearsal asks, since what keeps a run from starting changes no mark."""
+    return rule_for(cell, matrix, hardware=target, weights=Weights.REAL, rehearsal=True)
+
+
+def _pages(matrix: Matrix, store: Store, as_of: date | None) -> tuple[dict[str, str], tuple[EvidenceError, ...]]:
+    table, refused = current_table(matrix, store, as_of)
+    pages = {
+        "support.md": render_support(table, matrix, "en"),
+        "support.zh.md": render_support(table, matrix, "zh"),
+        "report.md": render_report(table, matrix, refused),
+    }
+    return pages, refused
+
+
+def _differences(path: Path, name: str, expected: str) -> list[str]:
+    try:
+        found = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return [f"{name}: is missing. {_AGAIN}"]
+    except UnicodeDecodeError as error:
+        return [f"{name}: is no UTF-8 text (byte {error.start}). {_AGAIN}"]
+    if found == expected:
+        return []
+    want, have = expected.splitlines(keepends=True), found.splitlines(keepends=True)
+    changes = [c for c in difflib.SequenceMatcher(None, have, want, autojunk=False).get_opcodes() if c[0] != "equal"]
+    shown = [_change(name, have[i1:i2], want[j1:j2], i1 + 1) for _, i1, i2, j1, j2 in changes[:_SHOWN_DIFFERENCES]]
+    more = len(changes) - len(shown)
+    return [*shown, *([f"{name}: and {more} more places."] if more else [])]
+
+
+def _change(name: str, have: Sequence[str], want: Sequence[str], line: int) -> str:
+    return f"{name}:{line}: the file has {_quoted(have, want)}, the evidence gives {_quoted(want, have)}. {_AGAIN}"
+
+
+def _quoted(lines: Sequence[str], others: Sequence[str]) -> str:
+    """The first line, from a little before the place where it parts from the other side's first line."""
+    if not lines:
+        return "nothing"
+    other = others[0] if others else ""
+    parts = next((i for i, (a, b) in enumerate(zip(lines[0], other, strict=False)) if a != b), min(len(lines[0]), len(other)))
+    start = max(0, parts - 20)
+    return ("…" if start else "") + repr(lines[0][start : start + 80])
