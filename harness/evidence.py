@@ -96,7 +96,7 @@ def key_path(evidence: Evidence) -> str:
 def file_name(text: str) -> str:
     """`text` as a name that every file system takes; two texts never share one (what had to be changed gets a hash)."""
     safe = re.sub(r"[^A-Za-z0-9._+=-]", "_", text)
-    safe = re.sub(r"--+", "-", safe).strip(".- ")[:100] or "_"
+    safe = re.sub(r"\.\.+", ".", re.sub(r"--+", "-", safe)).strip(".- ")[:100] or "_"
     return safe if safe == text else f"{safe}~{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
 
 

@@ -196,7 +196,9 @@ PIECES = st.lists(
 
 @settings(max_examples=10, deadline=None)
 @given(PIECES)
-def test_the_order_of_merging_does_not_matter(tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, VerdictKind, bool]]) -> None:
+def test_the_order_of_merging_does_not_matter(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, VerdictKind, bool]]
+) -> None:
     stages = {True: Stage.TRAIN, False: Stage.INFER}
     evidence = [at(day, kind=kind, nonce=f"n{i}", stage=stages[first]) for i, (day, kind, first) in enumerate(pieces)]
     ends = []
