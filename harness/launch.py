@@ -128,6 +128,7 @@ class _Flight:
         self.attendant_fault: BaseException | None = None
 
     def fly(self, search_path: str, base_env: Mapping[str, str], attend: Attendant | None, stop: threading.Event | None) -> Run:
+        self.log_path.touch()
         program = resolve_program(self.step.command.program, search_path)
         if program is None:
             return self._not_started(f"program {self.step.command.program!r} is not on the search path: install it, or mend PATH")
@@ -142,8 +143,12 @@ class _Flight:
                 return self._not_started(f"{program} can't be started: {fault}")
             GUARDIAN.watch(self.nonce, child.pid)
             return self._see_through(child, Band(child.pid, self.nonce), attend, stop)
-        except BaseException:
+        except LaunchInterrupted:
+            raise
+        except BaseException as fault:
             kill_until_gone(lambda: members((), (self.nonce,)))
+            if isinstance(fault, KeyboardInterrupt):
+                raise LaunchInterrupted(self._run("interrupt", None)) from None
             raise
         finally:
             self.over.set()

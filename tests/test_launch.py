@@ -110,7 +110,7 @@ def test_a_silent_hang_is_ended_at_its_deadline_with_its_stacks(go: Callable[...
 
 
 def test_a_chatty_hang_is_told_from_a_silent_one(go: Callable[..., Run]) -> None:
-    run = go(python("import time\nwhile True: print('step', flush=True); time.sleep(.05)", deadline_s=1.5))
+    run = go(python("import time\nwhile True: print('step', flush=True); time.sleep(.05)", deadline_s=4))
     assert run.ended_by == "deadline" and any(note.startswith(CHATTY) for note in run.notes)
     assert diagnose(run.log_tail, run).cause == "run.deadline_chatty"
 
@@ -121,9 +121,13 @@ def test_a_flood_of_output_ends_the_run_before_it_fills_the_disk(go: Callable[..
     assert len(run.log_tail) <= 64 * 1024
 
 
+def wait_for(word: str) -> Callable[[Alive], None]:
+    return lambda alive: until(lambda: word in read_tail(alive.log_path))
+
+
 def test_a_process_deaf_to_sigterm_is_killed_and_called_so(go: Callable[..., Run]) -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
-    run = go(python(code, deadline_s=1.5), grace_s=0.5)
+    run = go(python(code), attend=wait_for("deaf"), grace_s=0.5)
     assert any(note.startswith(DEAF) for note in run.notes)
     assert run.leftovers == ()
 
@@ -196,15 +200,20 @@ def test_what_the_attendant_raises_is_raised_after_the_server_was_ended(go: Call
 def test_a_stop_from_another_thread_interrupts_the_run(go: Callable[..., Run]) -> None:
     stop = threading.Event()
     threading.Timer(0.5, stop.set).start()
-    assert go(python("import time; time.sleep(600)"), stop=stop).ended_by == "interrupt"
+    run = go(python("import time; time.sleep(600)"), stop=stop)
+    assert run.ended_by == "interrupt" and diagnose(run.log_tail, run).cause == "unknown"
 
 
-def test_ctrl_c_ends_the_run_first_and_then_goes_up_with_it(go: Callable[..., Run], nonce: str) -> None:
-    threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+def test_ctrl_c_ends_the_run_first_and_then_goes_up_with_it(go: Callable[..., Run], nonce: str, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        until(lambda: (tmp_path / "work" / "work.log").exists() and "up" in read_tail(tmp_path / "work" / "work.log"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(LaunchInterrupted) as caught:
-        go(python("import time; time.sleep(600)"))
+        go(python("import time; print('up', flush=True); time.sleep(600)"))
     assert isinstance(caught.value, KeyboardInterrupt)
-    assert caught.value.run.ended_by == "interrupt"
+    assert caught.value.run.ended_by == "interrupt" and "up" in caught.value.run.log_tail
     assert members((), (nonce,)) == []
 
 
