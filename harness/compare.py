@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from harness.causes import blame_of
 from harness.model import Comparison, Hardware
 
+_LONGEST = 400
 _DESIGN = "design section 4"
 
 
@@ -95,7 +96,13 @@ def largest_difference(expected: Sequence[float], found: Sequence[float]) -> flo
 def check(name: str, ok: bool, cause: str, expected: object, found: object) -> Comparison:
     """A yes-or-no comparison. `cause` is written down only if it failed, with the blame that the table of causes gives."""
     blame = blame_of(cause)
-    return Comparison(name, bool(ok), str(expected), str(found), cause="" if ok else cause, blame=blame)
+    return Comparison(name, bool(ok), _shorten(expected), _shorten(found), cause="" if ok else cause, blame=blame)
+
+
+def _shorten(value: object) -> str:
+    """A thousand damaged rows are told by the first of them: evidence is read by people."""
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
 def check_error(name: str, cause: str, error: float, tolerance: Tolerance, what: str, ok: bool = True) -> Comparison:

@@ -11,6 +11,7 @@ import ast
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,8 +44,8 @@ def parse_logging(text: str) -> Metrics:
 
 def duplicated_steps(metrics: Metrics) -> tuple[int, ...]:
     """Steps that are logged more than once, ascending."""
-    steps = [row.step for row in metrics.rows]
-    return tuple(sorted({step for step in steps if steps.count(step) > 1}))
+    counted = Counter(row.step for row in metrics.rows)
+    return tuple(sorted(step for step, times in counted.items() if times > 1))
 
 
 def _sort_in(found: Mapping[str, Any], number: int, rows: list[MetricRow], summary: dict[str, Any], faults: list[str]) -> None:

@@ -83,7 +83,9 @@ def _where(event: Mapping[str, Any], witness: Witness, hardware: Hardware, devic
         return device == "cpu", text
     if hardware is Hardware.SIM:
         return is_npu and simulated, text
-    named = not device_names or name is None or any(fnmatch.fnmatchcase(str(name), pattern) for pattern in device_names)
+    # `generate` does not tell the name; where an event has it, it must fit.
+    told = "device_name" in event and bool(device_names)
+    named = not told or any(fnmatch.fnmatchcase(str(name), pattern) for pattern in device_names)
     return is_npu and not simulated and named, text
 
 
