@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from harness.found import Way
 from harness.model import Algorithm, Comparison, Stage, Tuner, Weights
+from harness.proof_deploy import REQUIRED_DEPLOY
 from harness.proof_infer import wanted_inferences
 from harness.proof_resume import CONTROLS
 from harness.proof_train import LOGS_NO_LOSS
@@ -34,6 +35,7 @@ REQUIRED: Mapping[Stage, tuple[str, ...]] = {
     Stage.RESUME: (*_LOG, *_PROCESS, *_BEGUN, *_RESUME),
     Stage.MERGE: (*_PROCESS, *_MERGE),
     Stage.INFER: ("same_prompts", "differs_from_base"),
+    Stage.DEPLOY: tuple(name.removeprefix("deploy.") for name in REQUIRED_DEPLOY),
 }
 
 # PPO logs no loss and no grad_norm, counts its updates by itself and skips the callbacks of a step.
@@ -41,7 +43,7 @@ _NOT_OF_PPO = frozenset({"losses", "gradients", "max_steps_witnessed", "steps_wi
 
 
 def required(stage: Stage, *, weights: Weights, tuner: Tuner, algorithm: Algorithm) -> tuple[str, ...]:
-    """The full names that a passing proof of `stage` must hold. Raises KeyError for a stage that no proof here is built for."""
+    """The full names that a passing proof of `stage` must hold. Raises KeyError for a stage that no proof is built for."""
     names = list(REQUIRED[stage])
     if stage is Stage.TRAIN:
         names += _TRAIN_FULL if tuner is Tuner.FULL else _TRAIN_LORA
