@@ -176,7 +176,7 @@ class Page:
     def _versions(self, versions: Mapping[str, str]) -> str:
         if not versions:
             return ""
-        shown = [f"{name} {versions[name]}" for name in _SHOWN_VERSIONS if versions.get(name)]
+        shown = [f"{name} {versions[name]}{_commit(name, versions)}" for name in _SHOWN_VERSIONS if versions.get(name)]
         return escape_markdown(", ".join([*shown, stack_name(versions, self.matrix.stacks)]))
 
     # --- parts
@@ -228,6 +228,13 @@ def witnessed(evidence: Iterable[Evidence], matrix: Matrix) -> tuple[tuple[str, 
 def _counts(marks: Iterable[Mark]) -> str:
     counts = Counter(m.kind for m in {(m.cell, m.target): m for m in marks}.values())
     return ", ".join(f"{kind} {counts[kind]}" for kind in MarkKind if counts[kind])
+
+
+def _commit(name: str, versions: Mapping[str, str]) -> str:
+    """Of an ms-swift that runs from a checkout: which one, and whether it was edited."""
+    commit = versions.get("swift_commit") if name == "ms-swift" else None
+    dirty = versions.get("swift_dirty", "").lower() == "true"
+    return f" ({commit[:8]}{', dirty' if dirty else ''})" if commit else ""
 
 
 def _model(cell: Cell) -> str:

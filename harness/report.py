@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
 
 from harness.errors import EvidenceError
-from harness.model import Cell, Hardware, Matrix, Ruling, Weights
+from harness.model import Cell, Hardware, Matrix, Ruling, Tier, Weights
 from harness.render import render_report, render_support
 from harness.rules import required_stages, rule_for
 from harness.store import Store, write_atomically
@@ -50,6 +51,13 @@ def current_table(matrix: Matrix, store: Store, as_of: date | None = None) -> tu
     evidence, refused = store.load_all(strict=False)
     table = support_table(matrix, evidence, as_of, required_stages=required_stages, ruling=partial(_ruling, matrix))
     return table, refused
+
+
+def count_marks(matrix: Matrix, store: Store, as_of: date | None = None) -> Counter[str]:
+    """How many marks of each kind there are, cells of the contract tier aside (as in the pages' legend)."""
+    parsed_only = {cell.id for cell in matrix.cells if cell.tier is Tier.CONTRACT}
+    table, _ = current_table(matrix, store, as_of)
+    return Counter(str(mark.kind) for mark in table.marks if mark.cell not in parsed_only)
 
 
 def _ruling(matrix: Matrix, cell: Cell, target: Hardware) -> Ruling:

@@ -63,7 +63,8 @@ CELLS = (
 )
 SFT_ROW = {"algorithm": "SFT", "models": "Qwen3-8B", "strategy": "deepspeed", "hardware": "Atlas 900 A2 PODc/A3 SuperPoD"}
 RL_ROW = {"algorithm": "GRPO", "models": "Qwen3-8B", "strategy": "deepspeed", "engine": "vllm-ascend", "hardware": "Atlas 900 A2 PODc"}
-FEATURE = {"group_zh": "训练范式", "group_en": "Training", "feature_zh": "SFT", "feature_en": "SFT", "state_zh": "已支持", "state_en": "supported"}
+FEATURE = {"group_zh": "训练范式", "group_en": "Training", "feature_zh": "SFT", "feature_en": "SFT"}
+FEATURE |= {"state_zh": "已支持", "state_en": "supported"}
 TABLES = {
     "products": ({"product_zh": "Atlas A2 训练系列产品", "product_en": "Atlas A2 training series", "supported": True, "hardware": "a2"},),
     "features": (FEATURE,),

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from evidence_samples import sample
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -16,6 +16,7 @@ from matrix_samples import MATRIX, STAGES, no_rule, required_stages
 from harness.errors import EvidenceError
 from harness.evidence import sealed
 from harness.model import Blame, Command, Evidence, Hardware, Outcome, Stage, Step, VerdictKind, Weights
+from harness.redact import plain
 from harness.render import render_report, render_support
 from harness.render_strings import STRINGS
 from harness.support import SupportTable, support_table
@@ -88,6 +89,12 @@ def test_a_row_shows_the_claim_and_the_mark_apart() -> None:
     assert (a3["claimed"], a3["mark"]) == ("verified", "untested")
 
 
+def test_an_edited_checkout_of_ms_swift_is_named() -> None:
+    commit = {"swift_commit": "0123456789abcdef", "swift_dirty": "true"}
+    checkout = [sealed(replace(e, versions={**e.versions, **commit})) for e in WIRED]
+    assert "ms-swift 4.6.0 (01234567, dirty), torch 2.9.0" in row(read(support(*checkout))["Further cells"], "Qwen3-0.6B")["versions"]
+
+
 def test_a_mark_from_elsewhere_names_the_hardware() -> None:
     further = read(support(*WIRED))["Further cells"]
     assert row(further, "Qwen3-0.6B")["mark"] == "wired (cpu)"
@@ -156,12 +163,16 @@ def test_orphans_and_refused_files_are_named() -> None:
     assert "- reports/evidence/x.json: was edited. Run again." in text
 
 
-MARKUP = ["|", "`", "```", "~~~", "\n", "\n\n", "# x", "<script>", "<!--", "[a](http://b)", "\\", "- ", "1. ", "***", "a", " ", "\x1b[1m", "\t"]
+MARKUP = ["~~~", "|", "`", "```", "\n", "\n\n", "\n\n# x\n\n", "<script>", "<!--", "[a](http://b)", "\\"]
+MARKUP += ["- ", "1. ", "***", "a", "\x1b[1m", "\t"]
 NASTY = st.lists(st.sampled_from(MARKUP)).map("".join)
 
 
 @settings(max_examples=25, deadline=None)
 @given(NASTY, NASTY)
+@example("a|b", "c|d")
+@example("a\n\n# b", "<script>")
+@example("[a](http://b)", "a_b_ *c*")
 def test_text_from_a_log_can_not_break_the_pages(line: str, word: str) -> None:
     command = Command("swift", ("sft", word), {"A": line})
     evidence = sealed(
@@ -175,11 +186,19 @@ def test_text_from_a_log_can_not_break_the_pages(line: str, word: str) -> None:
             versions={"torch": word, line: "1"},
         )
     )
-    plain_titles = list(read(support(FAILED)))
+    usual = {title: len(rows) for title, rows in read(support(FAILED)).items()}
     tables = read(support(evidence))
-    assert list(tables) == plain_titles
-    assert all({len(r) for r in rows} == {len(rows[0])} for rows in tables.values())
+    assert {title: len(rows) for title, rows in tables.items()} == usual
+    because = " ".join(plain(f"train failed on cpu: {line} ({word or 'no cause'}, blame: product)").split())
+    assert [r[-1] for r in tables["Documented SFT combinations"][1:]] == [because, because]
     report = render_report(table(evidence), MATRIX)
+    assert row(read(report)["Runs"], "zero2")["because"] == " ".join(plain(line).split())
+    for page in (support(evidence), report):
+        inline = [child for token in MARKDOWN.parse(page) for child in token.children or []]
+        kinds = {"text", "text_special", "code_inline", "strong_open", "strong_close", "link_open", "link_close"}
+        assert {child.type for child in inline} <= kinds
+        links = {str(child.attrGet("href")) for child in inline if child.type == "link_open"}
+        assert all(link.startswith(("evidence/", "support.md")) for link in links)
     headings = [t.content for before, t in pairwise(MARKDOWN.parse(report)) if before.type == "heading_open"]
     assert headings == ["What ran", "Runs", "Failures", "zero2, train on cpu with tiny weights", "Versions witnessed"]
     assert not [t for t in MARKDOWN.parse(report) if t.type == "html_block"]

@@ -11,7 +11,7 @@ from matrix_samples import MATRIX
 from harness.errors import EvidenceError
 from harness.evidence import from_json, to_json
 from harness.model import Evidence, VerdictKind
-from harness.report import check_report, current_table, write_report
+from harness.report import check_report, count_marks, current_table, write_report
 from harness.rules import required_stages
 from harness.store import Store
 
@@ -121,3 +121,7 @@ def test_ages_are_measured_on_the_day_asked_for(tmp_path: Path) -> None:
     store = stored(tmp_path, *WHOLE)
     assert current_table(MATRIX, store, date(2026, 5, 1))[0].later == len(WHOLE)
     assert current_table(MATRIX, store)[0].as_of == date(2026, 6, 1)
+
+
+def test_marks_are_counted_as_the_legend_counts_them(tmp_path: Path) -> None:
+    assert count_marks(MATRIX, stored(tmp_path, *WHOLE)) == {"wired": 2, "untested": 3}
