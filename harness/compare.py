@@ -64,7 +64,7 @@ def logits_tolerance(dtype: str) -> Tolerance:
 
 _LOGITS = {
     "float32": Tolerance(1e-5, "measured, tiny Qwen2.5, fp32: 3.4e-6 where logits reach 3.2 (1.1e-6 relative); ten times that"),
-    "bfloat16": Tolerance(2e-2, "measured, tiny Qwen2.5, bf16: 0.029 where the adapter moves logits by 4.55; three times that"),
+    "bfloat16": Tolerance(2e-2, "measured, tiny Qwen2.5, bf16: 0.025 where logits reach 2.9 (8.7e-3 relative); about twice that"),
     "float16": Tolerance(2e-2, "as bf16, whose resolution is coarser"),
 }
 
