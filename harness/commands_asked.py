@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from harness.commands_tables import REAL_SAVE_STEPS, REAL_STEPS, TINY_SAVE_STEPS, TINY_STEPS
-from harness.found import AskedLora, Role
+from harness.found import AskedLora, Role, Way
 from harness.model import Step, Tuner, Weights
 
 # ms-swift's own defaults, for a documented command that leaves a flag out (swift/arguments/tuner_args.py; a test holds them equal).
 DEFAULT_LORA_RANK, DEFAULT_LORA_ALPHA = 8, 32.0
 DEFAULT_DTYPE = "bfloat16"
-TARGET_OF_TUNER = {Tuner.FULL: "tuned"}
 
-ROLES = {
-    Role.BASE: "infer-base",
-    Role.MERGED: "infer-merged",
-    Role.ADAPTER: "infer-adapter",
-    Role.FULL: "infer-tuned",
-}
+# The targets in the names of infer steps (harness/commands_serve.py: infer-<target>[-<way>]).
+_ROLES = {"base": Role.BASE, "adapter": Role.ADAPTER, "merged": Role.MERGED, "tuned": Role.FULL}
+
+
+def inference_of(step_name: str) -> tuple[Role, Way] | None:
+    """Which model an infer step asks, and how; None for a step of another kind."""
+    words = step_name.split("-")
+    if words[0] != "infer":
+        return None
+    return _ROLES[words[1]], Way(words[2]) if words[2:] else Way.PLAIN
+
+
+def trained_answers(tuner: Tuner) -> str:
+    """The infer step whose answers a deployed server must repeat: it serves the same weights."""
+    return "infer-tuned" if tuner is Tuner.FULL else "infer-merged"
 
 
 def asked_steps(weights: Weights) -> int:

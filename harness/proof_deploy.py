@@ -9,6 +9,7 @@ from typing import Any
 from harness.compare import check
 from harness.diagnose import DEAF
 from harness.model import Comparison, Hardware, StepResult, Witness
+from harness.proof_infer import said
 from harness.proof_process import prove_device, prove_process
 
 BAD_MODEL, BAD_JSON, NO_MESSAGES = "a model name it does not serve", "a body that is no JSON", "a body without messages"
@@ -137,7 +138,7 @@ def _answers(report: ServerReport) -> list[Comparison]:
         made.append(check("deploy.finish_reason", finished, "serve.error_body", "stop or length", plain.finish_reason or "none"))
     made.append(_answered("deploy.stream", streamed, "serve.stream_broken"))
     if made[-1].ok:
-        same = streamed.text == plain.text
+        same = said(streamed.text) == said(plain.text)
         made.append(_counted("deploy.stream_usage", streamed))
         made.append(check("deploy.stream_equals_plain", same, "serve.stream_broken", repr(plain.text), repr(streamed.text)))
     lives = report.alive_after and again.status == 200 and not again.error and again.text == plain.text

@@ -1,0 +1,185 @@
+"""One cell on the bench: its own folder, what it runs on, and every step that ran so far, each at most once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from harness import artifacts, commands, model_folder, server
+from harness.aftermath import after_the_end, free_port, shared_memory_names
+from harness.commands_asked import asked_new_tokens, asked_port, asked_saves, asked_served_name
+from harness.diagnose import diagnose
+from harness.host import Host
+from harness.launch import Alive, Attendant
+from harness.model import Cell, Hardware, Metrics, Run, Stage, Step, StepResult, Weights
+from harness.proof_deploy import ServerReport
+from harness.tiny import make_datasets, make_tiny_model
+
+HEALTHY = "none"
+PLUGIN = Path(__file__).parent / "witness" / "plugin" / "npu_matrix_witness.py"
+# A server is asked within this share of its step's deadline, so that "never ready" is told from a hang of our own client.
+SERVER_SHARE = 0.8
+
+
+class Launch(Protocol):
+    """harness.launch.launch, or what a test puts in its place."""
+
+    def __call__(
+        self,
+        step: Step,
+        *,
+        nonce: str,
+        work: Path,
+        search_path: str,
+        base_env: Mapping[str, str],
+        attend: Attendant | None = None,
+        stop: threading.Event | None = None,
+        witness_dir: Path | None = None,
+        hardware: Hardware = Hardware.CPU,
+    ) -> Run: ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a deploy step's client found, beside the run of the server itself."""
+
+    result: StepResult
+    report: ServerReport
+
+
+class Bench:
+    """Mutable on purpose: it remembers what ran. Everything it hands out is frozen."""
+
+    def __init__(self, cell: Cell, weights: Weights, host: Host, launch: Launch, stop: threading.Event) -> None:
+        self.cell, self.weights, self.host, self.stop = cell, weights, host, stop
+        self._launch = launch
+        self.nonce = uuid.uuid4().hex
+        self.work = host.runs / f"{cell.id}-{self.nonce[:8]}"
+        self.datasets = {kind: str(path) for kind, path in make_datasets(host.cache).items()}
+        self.tiny = make_tiny_model(cell.model.family, host.cache) if weights is Weights.TINY else None
+        self.ran: dict[str, StepResult] = {}
+        self.served: Served | None = None
+
+    @property
+    def model(self) -> str:
+        return str(self.tiny.path) if self.tiny else self.cell.model.id
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return artifacts.read_inputs(Path(self.datasets["val"]))
+
+    def base_folder(self) -> Path | None:
+        """The untrained model's folder: the tiny one, or where ms-swift says that it found the real one (args.json of a checkpoint)."""
+        if self.tiny:
+            return self.tiny.path
+        checkpoint = self.checkpoint()
+        return model_folder.trained_from(checkpoint) if checkpoint else None
+
+    def checkpoint(self) -> Path | None:
+        return artifacts.newest_checkpoint(self.work / "train")
+
+    def plan(self, stage: Stage) -> tuple[Step, ...]:
+        """The stage's steps. Raises NotBuilt where no command exists."""
+        form = commands.Form.TINY if self.weights is Weights.TINY else commands.Form.NPU
+        return commands.plan_stage(
+            self.cell,
+            stage,
+            form=form,
+            hardware=self.host.hardware,
+            weights=self.weights,
+            places=self._places(),
+            deadline_scale=self.host.deadline_scale,
+        )
+
+    def _places(self) -> commands.Places:
+        """Checkpoints that never came are named where they would lie: only a rehearsal gets that far."""
+        first = asked_saves(self.weights)[0]
+        trained = self.work / "train"
+        single = self.cell.strategy == "single"
+        return commands.Places(
+            work=str(self.work),
+            model=self.model,
+            datasets=self.datasets,
+            queries=self.inputs,
+            plugin=str(PLUGIN),
+            visible_devices=self.host.devices_for(self.cell.model, self.cell.devices, single, self.weights),
+            port=free_port(),
+            master_port=free_port(),
+            checkpoint=str(self.checkpoint() or trained / "checkpoint"),
+            resume_from=str(artifacts.checkpoint_at(trained, first) or trained / f"checkpoint-{first}"),
+            merged=str(self.work / "merged"),
+            swift_cli_dir=self.host.swift_cli_dir,
+            reward_model=self.model,
+            teacher_model=self.model,
+        )
+
+    def results(self, steps: tuple[Step, ...], *, stop_at_failure: bool) -> tuple[StepResult, ...]:
+        """Run the steps in order. What follows a failed one would only fail after it, so it is left out."""
+        done = []
+        for step in steps:
+            result = self._result(step)
+            done.append(result)
+            if (stop_at_failure and result.outcome.cause != HEALTHY) or result.run.ended_by == "interrupt":
+                break
+        return tuple(done)
+
+    def _result(self, step: Step) -> StepResult:
+        if step.name not in self.ran:
+            self.ran[step.name] = self._serve(step) if step.serves else self._run(step)
+        return self.ran[step.name]
+
+    def _run(self, step: Step, attend: Attendant | None = None) -> StepResult:
+        witness_dir = self.work / "witness" / step.name
+        run = self._launch(
+            step,
+            nonce=uuid.uuid4().hex,
+            work=self.work,
+            search_path=self.host.search_path,
+            base_env=os.environ,
+            attend=attend,
+            stop=self.stop,
+            witness_dir=witness_dir,
+            hardware=self.host.hardware,
+        )
+        trains = step.name == "train" or step.name.startswith("resume")
+        metrics = artifacts.read_metrics(Path(step.output_dir)) if trains else Metrics((), {})
+        return StepResult(step, run, artifacts.read_witnesses(witness_dir), metrics, diagnose(run.log_tail, run))
+
+    def _serve(self, step: Step) -> StepResult:
+        """Start the server, talk to it while it lives, end it, and look at what it left."""
+        port = asked_port(step)
+        shm_before = shared_memory_names()
+        reports = [ServerReport(port=port, model_name=asked_served_name(step))]
+
+        def attend(alive: Alive) -> None:
+            reports.append(
+                server.converse(
+                    port=port,
+                    model_name=asked_served_name(step),
+                    messages=({"role": "user", "content": self.inputs[0]},),
+                    max_tokens=asked_new_tokens(step),
+                    deadline_s=step.deadline_s * SERVER_SHARE,
+                    alive=alive.is_alive,
+                    pids=alive.pids,
+                )
+            )
+
+        result = self._run(step, attend)
+        report = after_the_end(reports[-1], shm_before)
+        if not reports[1:] and result.run.ended_by in ("exit", "signal"):
+            report = replace(report, died=True)
+        self.served = Served(result, report)
+        return result
+
+    def close(self, *, keep: bool) -> None:
+        """Drop the weights that no later stage needs; logs and witnesses stay. `keep`: leave everything to look into a failure."""
+        if keep:
+            return
+        for folder in (*self.work.glob("train"), *self.work.glob("resume*"), *self.work.glob("merged")):
+            shutil.rmtree(folder, ignore_errors=True)

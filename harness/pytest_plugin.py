@@ -1,0 +1,151 @@
+"""The pytest door: suites, options, what a mark means as a test outcome, and the last line that says what was not proved."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from harness.errors import HarnessError, did_you_mean
+from harness.host import HostRequest
+from harness.session import Session
+
+BUILT_SUITES = ("npu_matrix", "contract")
+PLANNED_SUITES = ("kernel_parity", "npu_benchmark")
+MARKERS = {
+    "npu_matrix": "cells of this host: one item is a (cell, stage)",
+    "contract": "every command of every cell, parsed by the installed ms-swift's own argument classes; no model is loaded",
+    "kernel_parity": "NPU kernels against references (not built yet)",
+    "npu_benchmark": "memory and throughput (not built yet)",
+    "swift": "starts or imports the real ms-swift; takes seconds to minutes",
+}
+SESSION = pytest.StashKey[Session]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("npu matrix", "ms-swift on Ascend NPUs")
+    group.addoption("--hardware", default="auto", choices=["auto", "cpu", "sim", "a2", "a3", "a5"], help="where cells run (auto)")
+    group.addoption("--weights", default="auto", choices=["auto", "tiny", "real"], help="tiny random models or documented checkpoints")
+    group.addoption("--tier", default="nightly", choices=["pr", "nightly", "weekly"], help="run cells of this cost and below (nightly)")
+    group.addoption("--require-npu", action="store_true", help="fail at once where no NPU is usable")
+    group.addoption("--launcher", default="cli", choices=["cli", "warm"], help="how ms-swift is started (cli: as documented)")
+    group.addoption("--jobs", type=int, default=None, metavar="N", help="cells that run at the same time (cores on a CPU, 1 on NPUs)")
+    group.addoption("--as-of", default=None, metavar="DATE", help="date of the tables (newest evidence's)")
+    group.addoption("--rehearsal", default=None, metavar="ROOT", help="take /dev, /usr/local/Ascend and the programs from ROOT")
+    group.addoption("--matrix", default=None, metavar="FILE", help="another matrix.yaml")
+    group.addoption("--deadline-scale", type=float, default=1.0, metavar="X", help="multiply every deadline (slow machines, drills)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    suites = _suites_asked_for(config)
+    if not suites:
+        return
+    for suite in suites:
+        if suite in PLANNED_SUITES:
+            raise pytest.UsageError(f"-m {suite}: this suite isn't built yet. {did_you_mean(suite, BUILT_SUITES)}")
+    if "npu_matrix" in suites and getattr(config.option, "numprocesses", None):
+        raise pytest.UsageError("-n: cells share devices and cores, so npu_matrix runs in one process. Use --jobs N instead.")
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args[:] = [str(config.rootpath / "suites" / f"{suite}.py") for suite in suites]
+    if hasattr(config, "workerinput"):
+        suites = tuple(s for s in suites if s != "npu_matrix")
+    try:
+        session = Session.open(_request(config))
+        if "npu_matrix" in suites and not config.option.collectonly:
+            session.choose_host()
+    except HarnessError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[SESSION] = session
+
+
+def _request(config: pytest.Config) -> HostRequest:
+    option = config.option
+    return HostRequest(
+        root=config.rootpath,
+        hardware=option.hardware,
+        weights=option.weights,
+        tier=option.tier,
+        require_npu=option.require_npu,
+        launcher=option.launcher,
+        jobs=option.jobs,
+        as_of=option.as_of,
+        rehearsal=Path(option.rehearsal).resolve() if option.rehearsal else None,
+        matrix=Path(option.matrix) if option.matrix else None,
+        deadline_scale=option.deadline_scale,
+    )
+
+
+def _suites_asked_for(config: pytest.Config) -> tuple[str, ...]:
+    """Suites that -m names or whose files are given; `-m "not npu_matrix"` does not ask for it."""
+    wanted = re.sub(r"\bnot\s+\w+", "", config.option.markexpr or "")
+    words = set(re.findall(r"\w+", wanted))
+    given = {Path(str(arg).split("::")[0]).stem for arg in config.args if "suites" in Path(str(arg).split("::")[0]).parts}
+    return tuple(s for s in (*BUILT_SUITES, *PLANNED_SUITES) if s in words or s in given)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if file_path.parent == parent.config.rootpath / "suites" and file_path.stem in BUILT_SUITES and SESSION in parent.config.stash:
+        return SuiteFile.from_parent(parent, path=file_path)
+    return None
+
+
+class SuiteFile(pytest.File):
+    """A file of suites/: its `items(parent, session)` yields the suite's test items."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        yield from _load(self.path).items(self, self.config.stash[SESSION])
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"suites_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    ours = session.config.stash.get(SESSION, None)
+    if ours is not None and not session.config.option.collectonly and not session.testsfailed:
+        ours.schedule([item.wanted for item in session.items if hasattr(item, "wanted")])
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
+    """A stage's duration is the cell's own, not the time that its item waited."""
+    outcome: Any = yield
+    duration_s = getattr(item, "measured_s", None)
+    if call.when == "call" and duration_s is not None:
+        outcome.get_result().duration = duration_s
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    ours = session.config.stash.get(SESSION, None)
+    if ours is None or session.config.option.collectonly:
+        return
+    ours.finish()
+    if exitstatus == pytest.ExitCode.OK and ours.scheduled and not ours.anything_ran:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    ours = config.stash.get(SESSION, None)
+    if ours is not None:
+        for line in ours.summary():
+            terminalreporter.write_line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """After pytest's own last line, so that nobody who reads only the end is misled."""
+    ours = config.stash.get(SESSION, None)
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if ours is not None and ours.last_line and reporter is not None:
+        reporter.write_line(ours.last_line)

@@ -1,0 +1,239 @@
+"""One harness run: the matrix, the host, the cells that were asked for, their evidence, and the tables afterwards."""
+
+from __future__ import annotations
+
+import getpass
+import importlib.util
+import os
+import platform
+import sys
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from harness import machine, report
+from harness.bench import Launch
+from harness.commands import shell_line
+from harness.errors import HarnessError, HostError
+from harness.flow import run_cell
+from harness.guardian import sweep
+from harness.host import Host, HostRequest
+from harness.judge import rejudge
+from harness.launch import launch as launch_process
+from harness.matrix import parse_matrix
+from harness.model import Cell, Evidence, Matrix, Ruling, RulingKind, Stage, Tier, VerdictKind, Weights
+from harness.pool import Job, Pool
+from harness.redact import redact
+from harness.rules import applicable_stages, rule_for
+from harness.select import select_cells
+from harness.store import Store
+
+RUNNABLE = (RulingKind.RUN, RulingKind.EXPECT_FAIL)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A test item: one stage of one cell."""
+
+    cell: Cell
+    stage: Stage
+
+
+def read_matrix(path: Path) -> Matrix:
+    """The matrix in a file. Raises MatrixError (with a line) or HarnessError (no such file)."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HarnessError(str(path), f"can't be read: {error}", "Give --matrix FILE, or run in the repository's root.") from error
+    return parse_matrix(text, path.name)
+
+
+def open_store(root: Path, rehearsal: Path | None = None) -> Store:
+    """The repository's store, or a rehearsal's own, which lies under its ROOT."""
+    if rehearsal is not None:
+        return Store(rehearsal / "harness", rehearsal / "harness" / "history", rejudge, rehearsal=True)
+    return Store(root, root / ".harness" / "evidence", rejudge)
+
+
+class Session:
+    """The state of one harness run, shared by the items of the pytest door."""
+
+    def __init__(self, request: HostRequest, matrix: Matrix, launch: Launch = launch_process) -> None:
+        self.request, self.matrix = request, matrix
+        self.last_line = ""
+        self.scheduled: tuple[Wanted, ...] = ()
+        self.parsed: set[tuple[str, ...]] = set()
+        self._launch = launch
+        self._host: Host | None = None
+        self._pool: Pool | None = None
+        self._stop = threading.Event()
+        self._kept: list[Evidence] = []
+        self._selected: set[tuple[str, Stage]] = set()
+        self._rulings: dict[str, Ruling] = {}
+        self._marks: Counter[str] = Counter()
+        self._notes: list[str] = []
+
+    @classmethod
+    def open(cls, request: HostRequest) -> Session:
+        """Read the matrix. Raises MatrixError with the line of whatever has no meaning, HostError for what isn't built."""
+        if request.launcher == "warm":
+            raise HostError("--launcher warm", "the warm launcher isn't built yet.", "Use --launcher cli.")
+        if request.jobs is not None and request.jobs < 1:
+            raise HarnessError(f"--jobs {request.jobs}", "at least one cell must run at a time.", "Give a number from 1.")
+        return cls(request, read_matrix(request.matrix or request.root / "matrix.yaml"))
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.request.root, self.request.rehearsal)
+
+    @property
+    def host(self) -> Host:
+        assert self._host is not None, "choose_host comes first"
+        return self._host
+
+    def choose_host(self) -> None:
+        """Find out where cells run. Raises HostError where that would be anything but what was asked."""
+        request = self.request
+        choice = machine.choose_hardware(request.hardware, require_npu=request.require_npu, root=request.rehearsal)
+        if choice.hardware.is_npu and (request.jobs or 1) > 1:
+            raise HostError(f"--jobs {request.jobs}", "NPUs can't be shared out to several cells yet.", "Leave --jobs out on an NPU.")
+        if request.weights == "real" and not choice.hardware.is_npu:
+            raise HostError("--weights real", "the documented checkpoints run on an NPU only.", "Use --weights tiny here.")
+        own = request.rehearsal / "harness" if request.rehearsal else request.root / ".harness"
+        runs = own / "runs"
+        self._notes += [f"swept: {line}" for line in sweep(runs)]
+        self.last_line = choice.last_line
+        self._host = Host(
+            hardware=choice.hardware,
+            weights=request.weights,
+            npu_ids=choice.npu_ids,
+            root=request.root,
+            runs=runs / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}",
+            cache=own / "cache",
+            search_path=machine.programs_path(request.rehearsal),
+            machine=machine.machine_facts(),
+            rehearsal=request.rehearsal,
+            deadline_scale=request.deadline_scale,
+            swift_cli_dir=_swift_cli_dir(),
+        )
+
+    def all_wanted(self) -> Iterator[Wanted]:
+        """Every stage of every cell of the asked tier: what pytest then selects from."""
+        for cell in select_cells(self.matrix, tier=Tier(self.request.tier)):
+            for stage in applicable_stages(cell):
+                yield Wanted(cell, stage)
+
+    def ruling(self, cell: Cell) -> Ruling:
+        if cell.id not in self._rulings:
+            weights = self.host.weights_for(cell.model)
+            rehearsal = self.host.rehearsal is not None
+            self._rulings[cell.id] = rule_for(cell, self.matrix, hardware=self.host.hardware, weights=weights, rehearsal=rehearsal)
+        return self._rulings[cell.id]
+
+    def schedule(self, wanted: Sequence[Wanted]) -> None:
+        """Start the pool on all that runs here. Cells that one tiny run answers share it."""
+        if not wanted:
+            return
+        self.scheduled = tuple(wanted)
+        jobs: dict[str, tuple[Cell, list[Stage]]] = {}
+        for item in wanted:
+            self._selected.add((self._key(item.cell), item.stage))
+            if self.ruling(item.cell).kind in RUNNABLE:
+                _, stages = jobs.setdefault(self._key(item.cell), (item.cell, []))
+                if item.stage not in stages:
+                    stages.append(item.stage)
+        default = 1 if self.host.hardware.is_npu else (os.cpu_count() or 1)
+        self._pool = Pool(self._run, self.request.jobs or default)
+        self._pool.submit([Job(key, cell, tuple(stages)) for key, (cell, stages) in jobs.items()])
+
+    def wait(self, item: Wanted) -> Evidence:
+        assert self._pool is not None, "schedule comes first"
+        return self._pool.wait(self._key(item.cell), item.stage)
+
+    def is_selected(self, item: Wanted, stage: str) -> bool:
+        """Whether an item of this run tells of `stage` of the same cell."""
+        return (self._key(item.cell), Stage(stage)) in self._selected
+
+    def is_only_reported(self, evidence: Evidence) -> bool:
+        """An unexpected pass decides nothing on other hardware than the limit was recorded on."""
+        recorded_on = evidence.ruling.recorded_on
+        return evidence.verdict.kind is VerdictKind.FIXED and recorded_on is not None and recorded_on is not evidence.hardware
+
+    @property
+    def anything_ran(self) -> bool:
+        return any(e.runs for e in self._kept)
+
+    def finish(self) -> None:
+        """End what still runs, then write the tables from all evidence. A rehearsal writes none."""
+        self._stop.set()
+        if self._pool is not None:
+            self._pool.close()
+        if self._kept and self.request.rehearsal is None:
+            written = report.write_report(self.request.root, self.matrix, self.store, self.request.as_of)
+            self._notes += [f"written: {path.relative_to(self.request.root)}" for path in written]
+            self._marks = report.count_marks(self.matrix, self.store, self.request.as_of)
+
+    def summary(self) -> list[str]:
+        """What the terminal shows after the items: verdicts of this run, marks of all evidence, files written."""
+        lines = []
+        if self._kept:
+            verdicts = Counter(str(e.verdict.kind) for e in self._kept)
+            lines.append("stages run: " + ", ".join(f"{count} {kind}" for kind, count in sorted(verdicts.items())))
+        if self._marks:
+            lines.append("marks: " + ", ".join(f"{count} {kind}" for kind, count in sorted(self._marks.items())))
+        if self.parsed:
+            distinct = f"{len(self.parsed)} distinct commands (ids and paths aside)"
+            lines.append(f"contract: {distinct}, parsed by the ms-swift of {sys.executable}")
+        return lines + self._notes
+
+    def explain_failure(self, evidence: Evidence) -> str:
+        """What a person needs of a stage that is not green: what, why, who, the log's line, the command to paste, where the rest is."""
+        verdict, failed = evidence.verdict, [c for c in evidence.comparisons if not c.ok]
+        lines = [f"{evidence.cell} {evidence.stage} on {evidence.hardware or 'unwitnessed hardware'}: {verdict.kind}, {verdict.because}"]
+        lines.append(f"cause {verdict.cause or 'none'}, blame {verdict.blame}")
+        lines += [f"  {c.name}: expected {c.expected}, found {c.found} [{c.cause}]" for c in failed[:8]]
+        if evidence.outcome.remedy:
+            lines.append(f"next: {evidence.outcome.remedy}")
+        lines += [f"command: {shell_line(step)}" for step in evidence.steps[len(evidence.runs) - 1 : len(evidence.runs)]]
+        lines += [f"log: {run.log_path}" for run in evidence.runs[-1:]]
+        return "\n".join(lines)
+
+    def _key(self, cell: Cell) -> str:
+        return cell.tiny_key if self.host.weights_for(cell.model) is Weights.TINY else cell.id
+
+    def _run(self, job: Job) -> Iterator[Evidence]:
+        yield from run_cell(
+            job.cell,
+            job.stages,
+            matrix=self.matrix,
+            host=self.host,
+            launch=self._launch,
+            keep=self._keep,
+            clean=cleaner(self.host),
+            stop=self._stop,
+        )
+
+    def _keep(self, evidence: Evidence) -> None:
+        self.store.save(evidence)
+        self._kept.append(evidence)
+
+
+def cleaner(host: Host) -> Callable[[str], str]:
+    """Takes out of a text what names this host, its user and its folders."""
+    user, name, home = getpass.getuser(), platform.node(), str(Path.home())
+    extra = [str(p) for p in (host.runs, host.cache, host.rehearsal, host.root) if p is not None]
+    return lambda text: redact(text, user=user, host=name, home=home, extra=extra)
+
+
+def _swift_cli_dir() -> str:
+    """Where the installed ms-swift keeps its command modules: `accelerate launch` is given a file. Found without importing it."""
+    spec = importlib.util.find_spec("swift")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return str(Path(folders[0]) / "cli") if folders else "swift/cli"
+
+
+
