@@ -74,6 +74,26 @@ def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
     assert sorted(by_file) == [["start", "end"], ["start", "step", "end"]]
 
 
+def test_the_end_waits_for_a_daemon_thread_that_still_generates(tmp_path: Path) -> None:
+    code = (
+        "import threading, time; from harness.witness import record\n"
+        "session, begun = record.session(), threading.Event()\n"
+        "def generate():\n"
+        "    with session.working(): begun.set(); time.sleep(0.5); session.emit('generate')\n"
+        "threading.Thread(target=generate, daemon=True).start(); begun.wait()"
+    )
+    env = {**os.environ, record.DIR_VARIABLE: str(tmp_path), record.NONCE_VARIABLE: "n1"}
+    subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parents[1], check=True)
+    assert [line["event"] for line in lines(tmp_path)] == ["start", "generate", "end"]
+
+
+def test_a_generation_that_never_ends_is_a_fault_and_does_not_hold_the_process(tmp_path: Path) -> None:
+    session = record.Session(str(tmp_path), "n1")
+    with session.working():
+        session.wait_until_idle(0.01)
+    assert "1 generations were still running" in str(lines(tmp_path)[0]["error"])
+
+
 def test_a_failure_of_the_witness_is_recorded_and_survived(tmp_path: Path) -> None:
     session = record.Session(str(tmp_path), "n1")
     with session.guard("on_step_end"):

@@ -29,13 +29,14 @@ def wrapped(generate: Callable[..., Any]) -> Callable[..., Any]:
             return generate(template, model, *args, **kwargs)
         _inside.on = True
         try:
-            inputs = {"input_ids": args[0], **kwargs} if args else kwargs
-            # Before, not after: a streamed generate runs in a thread, and the next request may begin as soon as it has ended.
-            logits_file = _logits_file(opened, model, inputs)
-            result = generate(template, model, *args, **kwargs)
-            with opened.guard("generate"):
-                opened.emit("generate", **describe(template, model, inputs, result), logits_file=logits_file)
-            return result
+            with opened.working():
+                inputs = {"input_ids": args[0], **kwargs} if args else kwargs
+                # Before, not after: a streamed generate runs in a thread, and the next request may begin as soon as it has ended.
+                logits_file = _logits_file(opened, model, inputs)
+                result = generate(template, model, *args, **kwargs)
+                with opened.guard("generate"):
+                    opened.emit("generate", **describe(template, model, inputs, result), logits_file=logits_file)
+                return result
         finally:
             _inside.on = False
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 DIR_VARIABLE, NONCE_VARIABLE = "NPU_MATRIX_WITNESS_DIR", "NPU_MATRIX_NONCE"
+LAST_WORDS_S = 20.0
 
 
 class Session:
@@ -25,6 +26,8 @@ class Session:
         self.training = False
         self.cost_s = 0.0
         self.files = 0
+        self.busy = 0
+        self._idle = threading.Condition()
         self._lock = threading.RLock()
         self._mute = False
 
@@ -71,6 +74,23 @@ class Session:
             self.fault(where, error)
         finally:
             self.cost_s += time.perf_counter() - began
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """What `end` waits for: ms-swift streams from daemon threads, which the interpreter's exit would cut off before they record."""
+        with self._idle:
+            self.busy += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self.busy -= 1
+                self._idle.notify_all()
+
+    def wait_until_idle(self, timeout_s: float) -> None:
+        with self._idle:
+            if not self._idle.wait_for(lambda: self.busy == 0, timeout_s):
+                self.fault("end", TimeoutError(f"{self.busy} generations were still running after {timeout_s:g} s"))
 
     def _complain(self, error: OSError) -> None:
         if not self._mute:
@@ -138,4 +158,5 @@ def _start(opened: Session) -> None:
 
 def _end(opened: Session) -> None:
     if opened.pid == os.getpid():  # a forked child inherits its parent's exit handlers
+        opened.wait_until_idle(LAST_WORDS_S)
         opened.emit("end", peak_rss_mib=peak_rss_mib(), witness_seconds=round(opened.cost_s, 3))
