@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -14,10 +15,29 @@ from harness.commands_asked import trained_answers
 from harness.evidence import stack_name
 from harness.host import Host
 from harness.judge import Case, judge
-from harness.model import Blame, Cell, Comparison, Evidence, Matrix, Outcome, Ruling, Stage, Step, StepResult, Tuner, Verdict, VerdictKind
+from harness.model import (
+    Blame,
+    Cell,
+    Comparison,
+    Evidence,
+    Matrix,
+    Outcome,
+    Ruling,
+    Run,
+    Stage,
+    Step,
+    StepResult,
+    Tuner,
+    Verdict,
+    VerdictKind,
+    Witness,
+)
 from harness.proving import missing, prove, witnessed_hardware
 from harness.redact import redacted
 from harness.witness_log import rank_zero, summary
+
+# Characters of a log that evidence keeps.
+HEALTHY_EXCERPT, FAILED_EXCERPT = 800, 12_000
 
 Keep = Callable[[Evidence], object]
 # What a stage reads of earlier ones: nothing can be said of it unless they passed.
@@ -117,13 +137,14 @@ def _evidence(
     began: datetime,
 ) -> Evidence:
     cell, host = bench.cell, bench.host
-    runs, outcome = tuple(r.run for r in results), _outcome(results)
+    outcome = _outcome(results)
+    runs = tuple(_kept(r.run, r.outcome.cause == HEALTHY) for r in results)
     unproved = () if gap or blocker or outcome.cause != HEALTHY else missing(stage, bench, comparisons)
     facts = {**_facts(bench), "gap": gap, "blocked_by": blocker, "missing": list(unproved)}
     if blocker:
         facts["blocked_verdict"] = str(verdicts[Stage(blocker)].kind)
     lead = next((w for w in (rank_zero(r.witnesses) for r in results) if w is not None), None)
-    versions = dict(lead.versions) if lead else {}
+    versions = _versions(lead) if lead else {}
     return Evidence(
         cell=cell.id,
         stage=stage,
@@ -149,6 +170,21 @@ def _evidence(
         machine=host.machine,
         rehearsal=host.rehearsal is not None,
     )
+
+
+def _versions(witness: Witness) -> dict[str, str]:
+    """Packages as the process saw them, and what of `start` belongs to a stack: CANN, driver, an editable ms-swift's commit."""
+    start = witness.last("start") or {}
+    others = {name: str(start[name]) for name in ("cann", "driver", "swift_commit") if start.get(name)}
+    dirty = {"swift_dirty": "true"} if start.get("swift_dirty") else {}
+    return {**witness.versions, **others, **dirty}
+
+
+def _kept(run: Run, healthy: bool) -> Run:
+    """The run with an excerpt of its log: enough to see a healthy end, or to look into a failure."""
+    limit = HEALTHY_EXCERPT if healthy else FAILED_EXCERPT
+    tail = run.log_tail
+    return replace(run, log_tail=tail if len(tail) <= limit else "[...]" + tail[-limit:])
 
 
 def _facts(bench: Bench) -> dict[str, Any]:

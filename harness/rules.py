@@ -116,8 +116,6 @@ def proof_gap(cell: Cell, stage: Stage, *, hardware: Hardware, weights: Weights)
         return f"{stage} is a contract until a proof of it is defined"
     if hardware is Hardware.SIM:
         return "the proof on a simulated NPU isn't built yet"
-    if stage is Stage.RESUME and weights is Weights.REAL:
-        return "resume is proved with tiny weights only"
     for noun, value, proved in (
         ("strategy", cell.strategy, PROVED_STRATEGIES),
         ("engine", cell.engine, PROVED_ENGINES),

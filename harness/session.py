@@ -12,7 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from pathlib import Path
 
 from harness import machine, report
@@ -52,6 +52,16 @@ def read_matrix(path: Path) -> Matrix:
     return parse_matrix(text, path.name)
 
 
+def parse_day(text: str | None) -> date | None:
+    """The day of --as-of. Raises HarnessError for what is no date."""
+    if text is None:
+        return None
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise HarnessError(f"--as-of {text}", "is no date.", "Write it as 2026-11-30.") from error
+
+
 def open_store(root: Path, rehearsal: Path | None = None) -> Store:
     """The repository's store, or a rehearsal's own, which lies under its ROOT."""
     if rehearsal is not None:
@@ -84,6 +94,7 @@ class Session:
             raise HostError("--launcher warm", "the warm launcher isn't built yet.", "Use --launcher cli.")
         if request.jobs is not None and request.jobs < 1:
             raise HarnessError(f"--jobs {request.jobs}", "at least one cell must run at a time.", "Give a number from 1.")
+        parse_day(request.as_of)
         return cls(request, read_matrix(request.matrix or request.root / "matrix.yaml"))
 
     @property
@@ -173,9 +184,10 @@ class Session:
         if self._pool is not None:
             self._pool.close()
         if self._kept and self.request.rehearsal is None:
-            written = report.write_report(self.request.root, self.matrix, self.store, self.request.as_of)
+            as_of = parse_day(self.request.as_of)
+            written = report.write_report(self.request.root, self.matrix, self.store, as_of)
             self._notes += [f"written: {path.relative_to(self.request.root)}" for path in written]
-            self._marks = report.count_marks(self.matrix, self.store, self.request.as_of)
+            self._marks = report.count_marks(self.matrix, self.store, as_of)
 
     def summary(self) -> list[str]:
         """What the terminal shows after the items: verdicts of this run, marks of all evidence, files written."""

@@ -35,10 +35,6 @@ from harness.model import (
 RequiredStages = Callable[[Algorithm, Tuner, Engine], tuple[Stage, ...]]
 RulingOf = Callable[[Cell, Hardware], Ruling]
 
-# Proved with tiny weights only (a bit-equal resume of a big model proves nothing more), so real evidence borrows it from tiny evidence
-# of the same hardware and stack.
-TINY_ONLY = frozenset({Stage.RESUME})
-
 # The weakest decides: the first of these that a required stage shows is the mark.
 _WEAKNESSES = (
     (VerdictKind.FAILED, MarkKind.FAILING),
@@ -194,7 +190,7 @@ class _Folder:
 
     def _fold(self, cell: Cell, target: Hardware, body: _Body) -> _Answer | None:
         required = self._required(cell.algorithm, cell.tuner, cell.engine)
-        stages = {stage: piece for stage in required if (piece := self._piece(cell, body, stage)) is not None}
+        stages = {stage: piece for stage in required if (piece := body.stages.get(stage)) is not None}
         if not any(piece.weights is body.weights for piece in stages.values()):
             return None
         runner = f"; ran as {body.cell}, whose tiny model stands for the family" if body.cell != cell.id else ""
@@ -212,17 +208,6 @@ class _Folder:
             return _Answer(body, None, f"{done}{', '.join(missing)} not run{runner}", pieces or tuple(stages.values()))
         kind, because = self._positive(target, body, pieces)
         return _Answer(body, kind, because + runner, pieces)
-
-    def _piece(self, cell: Cell, body: _Body, stage: Stage) -> Evidence | None:
-        own = body.stages.get(stage)
-        if own is not None or body.weights is not Weights.REAL or stage not in TINY_ONLY:
-            return own
-        tiny = [
-            b.stages[stage]
-            for b in self._bodies.get((Weights.TINY, cell.tiny_key, body.hardware), ())
-            if b.stack == body.stack and stage in b.stages
-        ]
-        return max(tiny, key=rank, default=None)
 
     def _positive(self, target: Hardware, body: _Body, pieces: tuple[Evidence, ...]) -> tuple[MarkKind, str]:
         names = ", ".join(str(e.stage) for e in sorted(pieces, key=lambda e: list(Stage).index(e.stage)))
