@@ -81,9 +81,12 @@ def relative_difference(expected: float, found: float) -> float:
         return math.inf
     if expected == found:
         return 0.0
-    # Halved first, so that two huge numbers of opposite sign don't overflow.
     largest = max(abs(expected), abs(found))
-    return 2.0 * abs(expected / 2 - found / 2) / largest
+    difference = abs(expected - found)
+    if math.isinf(difference):
+        # Two huge numbers of opposite sign: halved, so that they don't overflow. Tiny ones would vanish if they were.
+        return abs(expected / 2 - found / 2) / largest * 2
+    return difference / largest
 
 
 def largest_difference(expected: Sequence[float], found: Sequence[float]) -> float:

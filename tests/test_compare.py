@@ -83,3 +83,9 @@ def test_the_causes_that_logs_tell_are_all_there() -> None:
 def test_every_cause_has_a_meaning_and_no_two_the_same() -> None:
     meanings = [meaning for _, meaning in CAUSES.values()]
     assert all(meanings) and len(set(meanings)) == len(meanings)
+
+
+def test_the_largest_and_the_smallest_numbers_are_told_apart() -> None:
+    assert compare.relative_difference(1.7976931348623157e308, -9.9792015476736e291) == 1.0
+    assert compare.relative_difference(1.7976931348623157e308, -1.7976931348623157e308) == 2.0
+    assert compare.relative_difference(5e-324, 1e-323) == 0.5
