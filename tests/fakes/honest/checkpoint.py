@@ -67,7 +67,7 @@ class Checkpoints:
         missing = sorted(set(trainee.parameters) - set(tensors))
         if missing:
             raise ValueError(f"checkpoint {folder} lacks {missing[:3]}")
-        trainee.parameters = {name: tensors[name] for name in trainee.parameters}
+        trainee.parameters = self.habits.restored(trainee.parameters, {name: tensors[name] for name in trainee.parameters})
         state = json.loads((folder / "trainer_state.json").read_text())
         step, history = self.habits.first_step(int(state["global_step"])), tuple(state["log_history"])
         trainee.forget()

@@ -43,6 +43,10 @@ class Honest:
     def resumed_from(self, checkpoint: str) -> str:
         return checkpoint
 
+    def restored(self, fresh: dict[str, Array], kept: dict[str, Array]) -> dict[str, Array]:
+        """The parameters that a resumed run goes on with: of `fresh` ones and those `kept` in the checkpoint."""
+        return kept
+
     def first_step(self, step: int) -> int:
         """The step that a resumed run goes on from."""
         return step

@@ -10,7 +10,7 @@ from typing import Any
 
 from fakes.honest.habits import Honest
 from fakes.liars import answering, files, logs, merging, processes, resuming, serving, weights, witnessing
-from fakes.liars.lie import Lie
+from fakes.liars.lie import Lie as Lie
 
 LIES: tuple[Lie, ...] = (
     *logs.LIES,

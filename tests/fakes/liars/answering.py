@@ -11,14 +11,8 @@ from fakes.honest.tensors import Array, read_model
 from fakes.liars.lie import Lie
 
 Rows = list[dict[str, Any]]
-
-
-def asks_for_adapter(argv: list[str]) -> bool:
-    return "--adapters" in argv
-
-
-def asks_for_merged(argv: list[str]) -> bool:
-    return "--model" in argv and argv[argv.index("--model") + 1].rstrip("/").endswith("merged")
+ADAPTER, MERGED, TUNED = ("infer-adapter",), ("infer-merged", "infer-merged-stream"), ("infer-tuned",)
+STREAM, TALK = ("infer-adapter-stream",), ("infer-adapter-interactive",)
 
 
 def saying(row: dict[str, Any], text: str) -> dict[str, Any]:
@@ -79,8 +73,10 @@ class AnswersSwapped(Honest):
 
 
 class Canned(Honest):
-    def answer(self, text: str, streamed: bool, interactive: bool) -> str:
-        return f"what a good question, {len(text)} times"
+    """Texts that nobody generated, each another one."""
+
+    def results(self, rows: Rows) -> Rows:
+        return [saying(row, f"a fine answer to question {number}") for number, row in enumerate(rows)]
 
 
 class BaseForAdapter(Honest):
@@ -92,14 +88,7 @@ class BaseForAdapterInDisguise(BaseForAdapter):
     """The witness is made to speak of an adapter."""
 
     def told_adapters(self, names: list[str]) -> list[str]:
-        return ["default"] if asks_for_adapter(self.asked) else names
-
-
-class BaseForStream(Honest):
-    """Only streamed answers come from the base model."""
-
-    def adapters(self, adapters: list[str]) -> list[str]:
-        return [] if self.asked[self.asked.index("--stream") + 1] == "true" else adapters
+        return ["default"]
 
 
 class BaseForTuned(Honest):
@@ -115,44 +104,34 @@ class Leaked(Honest):
         return ["default"]
 
 
-class StreamCutShort(Honest):
+class CutShort(Honest):
     def length(self, most: int, streamed: bool, interactive: bool) -> int:
-        return most - 2 if streamed and not interactive else most
+        return most - 2
 
 
-class ConversationCutShort(Honest):
-    def length(self, most: int, streamed: bool, interactive: bool) -> int:
-        return most - 2 if interactive else most
-
-
-class StreamGarbled(Honest):
+class Garbled(Honest):
     def answer(self, text: str, streamed: bool, interactive: bool) -> str:
-        return text + text[-1] if streamed else text
-
-
-class MergedCutShort(Honest):
-    def length(self, most: int, streamed: bool, interactive: bool) -> int:
-        return most - 2 if asks_for_merged(self.asked) else most
+        return text + text[-1]
 
 
 LIES = (
-    Lie("no_answers", "infer", "infer.no_answers", "product", NoAnswers),
-    Lie("empty_answer", "infer", "infer.empty_answer", "product", EmptyAnswer),
-    Lie("blank_answer", "infer", "infer.empty_answer", "product", BlankAnswer),
-    Lie("answers_replaced_by_halves", "infer", "proof.row_damaged", "product", Contradiction),
-    Lie("repeated_answer", "infer", "infer.repeated_answer", "product", Repeated),
-    Lie("answers_missing", "infer", "infer.rows_missing", "product", RowsMissing),
-    Lie("answers_added", "infer", "infer.rows_wrong", "product", RowsAdded),
-    Lie("answers_in_another_order", "infer", "infer.rows_wrong", "product", AnotherOrder),
-    Lie("answers_swapped", "infer", "infer.not_generated", "product", AnswersSwapped),
-    Lie("canned_answers", "infer", "infer.not_generated", "product", Canned),
-    Lie("base_passed_off_as_adapter", "merge", "merge.logits_equal_base", "product", BaseForAdapter),
-    Lie("base_passed_off_in_disguise", "merge", "merge.logits_equal_base", "product", BaseForAdapterInDisguise),
-    Lie("base_passed_off_when_streamed", "infer", "infer.base_passed_off", "product", BaseForStream),
-    Lie("base_passed_off_as_tuned", "infer", "infer.base_passed_off", "product", BaseForTuned, tuner="full"),
-    Lie("adapter_leaked", "infer", "infer.adapter_leaked", "product", Leaked),
-    Lie("stream_cut_short", "infer", "infer.stream_differs", "product", StreamCutShort),
-    Lie("stream_garbled", "infer", "infer.not_generated", "product", StreamGarbled),
-    Lie("conversation_cut_short", "infer", "infer.stream_differs", "product", ConversationCutShort),
-    Lie("merged_answers_differ", "infer", "infer.merged_differs", "product", MergedCutShort),
+    Lie("no_answers", "infer", "infer.no_answers", "product", NoAnswers, steps=ADAPTER),
+    Lie("empty_answer", "infer", "infer.empty_answer", "product", EmptyAnswer, steps=ADAPTER),
+    Lie("blank_answer", "infer", "infer.empty_answer", "product", BlankAnswer, steps=ADAPTER),
+    Lie("answers_replaced_by_halves", "infer", "proof.row_damaged", "product", Contradiction, steps=ADAPTER),
+    Lie("repeated_answer", "infer", "infer.repeated_answer", "product", Repeated, steps=ADAPTER),
+    Lie("answers_missing", "infer", "infer.rows_missing", "product", RowsMissing, steps=ADAPTER),
+    Lie("answers_added", "infer", "infer.rows_wrong", "product", RowsAdded, steps=ADAPTER),
+    Lie("answers_in_another_order", "infer", "infer.rows_wrong", "product", AnotherOrder, steps=ADAPTER),
+    Lie("answers_swapped", "infer", "infer.not_generated", "product", AnswersSwapped, steps=ADAPTER),
+    Lie("canned_answers", "infer", "infer.not_generated", "product", Canned, steps=ADAPTER),
+    Lie("base_passed_off_as_adapter", "merge", "merge.logits_equal_base", "product", BaseForAdapter, steps=ADAPTER),
+    Lie("base_passed_off_in_disguise", "merge", "merge.logits_equal_base", "product", BaseForAdapterInDisguise, steps=ADAPTER),
+    Lie("base_passed_off_when_streamed", "infer", "infer.base_passed_off", "product", BaseForAdapter, steps=STREAM),
+    Lie("base_passed_off_as_tuned", "infer", "infer.base_passed_off", "product", BaseForTuned, tuner="full", steps=TUNED),
+    Lie("adapter_leaked", "infer", "infer.adapter_leaked", "product", Leaked, steps=MERGED),
+    Lie("stream_cut_short", "infer", "infer.stream_differs", "product", CutShort, steps=STREAM),
+    Lie("stream_garbled", "infer", "infer.not_generated", "product", Garbled, steps=STREAM),
+    Lie("conversation_cut_short", "infer", "infer.stream_differs", "product", CutShort, steps=TALK),
+    Lie("merged_answers_differ", "infer", "infer.merged_differs", "product", CutShort, steps=MERGED),
 )

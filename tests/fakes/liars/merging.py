@@ -43,24 +43,17 @@ class TooSmallToSee(Honest):
     """Training moves the weights by less than float32 can add to them."""
 
     def updated(self, before: Tensors, after: Tensors) -> Tensors:
-        return {name: array * np.float32(1e-9) if ".lora_B." in name and not before[name].any() else self._kept(before[name], array, name)
+        return {name: array * np.float32(1e-16) if ".lora_B." in name and not before[name].any() else self._kept(before[name], array, name)
                 for name, array in after.items()}  # fmt: skip
 
     def _kept(self, before: Array, after: Array, name: str) -> Array:
         return before * np.float32(1.01) if ".lora_B." in name else after
 
 
-def _of_the_merged_model(argv: list[str]) -> bool:
-    """Whether an infer command asks for the merged model."""
-    return "--model" in argv and argv[argv.index("--model") + 1].rstrip("/").endswith("merged")
-
-
 class SaysSomethingElse(Honest):
     """The merged files are right; the model that is loaded from them has a slightly different weight."""
 
     def weights(self, weights: Tensors, adapters: list[str]) -> Tensors:
-        if not _of_the_merged_model(self.asked):
-            return weights
         name = max(name for name in weights if ".layers." in name and weights[name].ndim == 2)
         return {**weights, name: weights[name] * np.float32(1.01)}
 
@@ -71,6 +64,6 @@ LIES = (
     Lie("one_module_not_merged", "merge", "merge.wrong_values", "product", OneModuleOnly),
     Lie("merged_tensor_missing", "merge", "merge.tensors_missing", "product", TensorMissing),
     Lie("merged_norm_changed", "merge", "merge.base_changed", "product", NormChanged),
-    Lie("adapter_too_small_to_see", "merge", "merge.blind", "harness", TooSmallToSee, from_start=True),
-    Lie("merged_model_says_something_else", "merge", "merge.logits_differ", "product", SaysSomethingElse),
+    Lie("adapter_too_small_to_see", "merge", "merge.blind", "harness", TooSmallToSee, steps=()),
+    Lie("merged_model_says_something_else", "merge", "merge.logits_differ", "product", SaysSomethingElse, steps=("infer-merged",)),
 )

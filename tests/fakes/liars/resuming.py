@@ -15,19 +15,10 @@ class Anew(Honest):
 
 
 class AnewInDisguise(Honest):
-    """Training begins anew, but rows and witness speak of a continued run."""
+    """Untrained weights, under the step and the optimizer of the checkpoint."""
 
-    def resumed_from(self, checkpoint: str) -> str:
-        return ""
-
-    def log_lines(self, row: dict[str, Any]) -> list[str]:
-        step = int(str(row.get("global_step/max_steps", "9/9")).split("/")[0])
-        return [] if step <= 3 else super().log_lines(row)
-
-    def witnessed(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        if event["event"] == "train_begin":
-            return {**event, "global_step": 3, "optimizer_moment_norm": 1.0}
-        return None if event["event"] in ("step", "save") and event["step"] <= 3 else event
+    def restored(self, fresh: dict[str, Array], kept: dict[str, Array]) -> dict[str, Array]:
+        return fresh
 
 
 class Forgetful(Honest):
@@ -77,7 +68,7 @@ LIES = (
     Lie("resume_at_another_step", "resume", "proof.steps_missing", "product", AtAnotherStep),
     Lie("optimizer_forgotten", "resume", "proof.optimizer", "product", Forgetful),
     Lie("optimizer_forgotten_in_silence", "resume", "resume.differs", "product", ForgetfulInDisguise),
-    Lie("optimizer_without_memory", "resume", "resume.control_passed", "harness", Stateless, from_start=True),
-    Lie("control_ignored", "resume", "resume.control_missing", "harness", Uncontrolled),
-    Lie("only_model_ignored", "resume", "resume.control_missing", "harness", KeepsEverything),
+    Lie("optimizer_without_memory", "resume", "resume.control_passed", "harness", Stateless, steps=()),
+    Lie("control_ignored", "resume", "resume.control_missing", "harness", Uncontrolled, steps=("resume-zero-moments",)),
+    Lie("only_model_ignored", "resume", "resume.control_missing", "harness", KeepsEverything, steps=("resume-only-model",)),
 )

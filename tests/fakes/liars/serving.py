@@ -42,16 +42,23 @@ class DiesAtOnce(Honest):
 
 
 class DiesAfterReady(Honest):
-    def models_reply(self, status: int, body: dict[str, Any]) -> Reply:
-        threading.Timer(0.1, os._exit, (0,)).start()
-        return status, body
+    """It dies on the first question after it was ready."""
+
+    def chat_reply(self, status: int, body: dict[str, Any]) -> Reply:
+        os._exit(0)
 
 
 class DiesOfABadRequest(Honest):
+    status = 0
+
     def body_fault(self, fault: str) -> str:
         if fault:
-            os._exit(1)
+            os._exit(self.status)
         return fault
+
+
+class FailsOfABadRequest(DiesOfABadRequest):
+    status = 1
 
 
 class AcceptsAnyModel(Honest):
@@ -154,6 +161,7 @@ LIES = (
     Lie("dies_at_once", "deploy", "serve.died", "product", DiesAtOnce),
     Lie("dies_after_ready", "deploy", "serve.died", "product", DiesAfterReady),
     Lie("dies_of_a_bad_request", "deploy", "serve.died", "product", DiesOfABadRequest),
+    Lie("fails_of_a_bad_request", "deploy", "run.exit_nonzero", "product", FailsOfABadRequest),
     Lie("accepts_any_model_name", "deploy", "serve.accepts_bad_request", "product", AcceptsAnyModel),
     Lie("accepts_any_body", "deploy", "serve.accepts_bad_request", "product", AcceptsAnyBody),
     Lie("lists_another_model", "deploy", "serve.model_list", "product", AnotherName),

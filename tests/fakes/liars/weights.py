@@ -60,8 +60,7 @@ class FewerModules(Honest):
     """Only the attention's queries get an adapter, whatever --target_modules says; the witness sees it."""
 
     def argv(self, argv: list[str], environment: dict[str, str]) -> list[str]:
-        at = argv.index("--target_modules")
-        return [*argv[: at + 1], "q_proj", *argv[at + 2 :]]
+        return [*argv, "--target_modules", "q_proj"]
 
     def seen_argv(self, argv: list[str]) -> list[str]:
         return self.asked
