@@ -70,13 +70,13 @@ def prove_infer(
         return tuple(made)
     made.append(_prove_prompts(witnessed, str(trained)))
     made.append(_prove_trained(weights, given[trained, Way.PLAIN], given[Role.BASE, Way.PLAIN]))
+    if (Role.MERGED, Way.PLAIN) in given and trained is not Role.FULL:
+        merged = given[Role.MERGED, Way.PLAIN]
+        made.append(_equal("infer.merged.equals_adapter", "infer.merged_differs", given[trained, Way.PLAIN], merged))
     for (role, way), inference in given.items():
         if way is not Way.PLAIN and (role, Way.PLAIN) in given:
             plain = given[role, Way.PLAIN]
             made.append(_equal(f"infer.{inference.name}.equals_plain", "infer.stream_differs", plain, inference))
-    if (Role.MERGED, Way.PLAIN) in given and trained is not Role.FULL:
-        merged = given[Role.MERGED, Way.PLAIN]
-        made.append(_equal("infer.merged.equals_adapter", "infer.merged_differs", given[trained, Way.PLAIN], merged))
     return tuple(made)
 
 
@@ -166,7 +166,9 @@ def _prove_generated(stage: str, answers: Answers, rows: tuple[_Row, ...], vocab
         differ = [place for place in torn if texts.count(texts[place]) > 1]
     else:
         torn = [place for place, row in enumerate(rows) if not _is_text_of(texts[place], row.output, vocabulary)]
-        differ = [place for place in torn if texts.count(texts[place]) > 1]
+        # Repeated: one row's own answer given to others, or one text to all. A text made up for some is not generated.
+        own = {text for place, text in enumerate(texts) if place not in torn}
+        differ = [place for place in torn if texts[place] in own or texts.count(texts[place]) == len(texts) > 1]
         asked = [place for place, row in enumerate(rows) if answers.rows[place].user.strip() not in vocabulary.decode(row.prompt)]
         found = f"without it in rows {asked}" if asked else "there"
         made.append(check(f"{stage}.prompts", not asked, "infer.rows_wrong", "each question in the prompt generated from", found))

@@ -20,7 +20,7 @@ _TRAIN = (
 )  # fmt: skip
 _TRAIN_LORA = ("adapter", "adapter_modules", "lora_b", "checkpoint.adapter", "checkpoint.modules", "checkpoint.lora_b")
 _TRAIN_FULL = ("no_adapter", "checkpoint.trained")
-_RESUME = ("continues", "optimizer", "losses_equal", "grad_norms_equal", "weights_equal")
+_RESUME = ("continues", "loaded", "optimizer", "losses_equal", "grad_norms_equal", "weights_equal")
 _MERGE = (
     "base_model", "files", "present", "tensors", "adapter", "adapter_shapes", "sensitive", "happened", "values", "rest",
     "logits_witnessed", "logits_finite", "logits", "logits_moved",

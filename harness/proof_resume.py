@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from harness.causes import blame_of
 from harness.compare import Tolerance, check, check_error, largest_difference, logged_tolerance, weights_tolerance
-from harness.model import Cell, Comparison, Hardware, StepResult, Weights
+from harness.model import Cell, Comparison, Hardware, StepResult, Weights, Witness
 from harness.proof_process import prove_process
 from harness.proof_train import prove_begun, prove_log
 from harness.tensors import TensorFile
@@ -57,6 +57,7 @@ def prove_resume(
     if witness is None:
         return tuple(made)
     made += prove_begun("resume", cell, hardware, resumed, witness, from_step, asked_steps, device_names)
+    made.append(_prove_loaded(straight, witness, from_step))
     if not all(c.ok for c in made):
         return tuple(made)
     norm = (witness.last("train_begin") or {}).get("optimizer_moment_norm")
@@ -72,6 +73,19 @@ def prove_resume(
         for name in CONTROLS:
             made += _prove_control(name, controls.get(name), reference, from_step, hardware, dtype)
     return tuple(made)
+
+
+def _prove_loaded(straight: StepResult, witness: Witness, from_step: int) -> Comparison:
+    """That training began with the very weights of the checkpoint: a run that starts anew repeats the straight run's later numbers."""
+    reference = rank_zero(straight.witnesses)
+    saves = [event for event in (reference.all("save") if reference else ()) if event.get("step") == from_step]
+    saved = saves[-1].get("trainable_digest") if saves else None
+    if reference is None or not saved:
+        return check("resume.loaded", False, "proof.witness_missing", f"the straight run's save at step {from_step}", "not witnessed")
+    found = (witness.last("train_begin") or {}).get("trainable_digest")
+    untrained = (reference.last("train_begin") or {}).get("trainable_digest")
+    cause = "resume.ignored" if found == untrained else "resume.differs"
+    return check("resume.loaded", found == saved, cause, f"the weights of step {from_step}, digest {str(saved)[:12]}", str(found)[:12])
 
 
 def _prove_continues(cell: Cell, resumed: StepResult, from_step: int, asked_steps: int) -> tuple[Comparison, ...]:

@@ -86,6 +86,6 @@ def test_every_cause_has_a_meaning_and_no_two_the_same() -> None:
 
 
 def test_the_largest_and_the_smallest_numbers_are_told_apart() -> None:
-    assert compare.relative_difference(1.7976931348623157e308, -9.9792015476736e291) == 1.0
+    assert compare.relative_difference(1.7976931348623157e308, -9.9792015476736e291) == pytest.approx(1.0)
     assert compare.relative_difference(1.7976931348623157e308, -1.7976931348623157e308) == 2.0
     assert compare.relative_difference(5e-324, 1e-323) == 0.5

@@ -85,6 +85,8 @@ LIES: dict[str, tuple[tuple[Inference, ...], str]] = {
     "an empty thinking block": (bent(writing(answers(("<think>\n\n</think>\n\n", *TEXTS[1:])))), "infer.empty_answer"),
     "one answer repeated": (bent(writing(answers(("fine",) * 4))), "infer.repeated_answer"),
     "an answer not generated": (bent(writing(answers(("never", *TEXTS[1:])))), "infer.not_generated"),
+    "one made-up text for all": (bent(writing(answers(("never",) * 4))), "infer.repeated_answer"),
+    "one made-up text for some": (bent(writing(answers(("never", "never", *TEXTS[2:])))), "infer.not_generated"),
     "answers without generating": (bent(witnessing([*ASKED[:1], {**ASKED[1], "output_ids": [], "prompt_ids": []}])), "infer.not_generated"),
     "no generation witnessed": (bent(witnessing(ASKED[:1])), "proof.witness_missing"),
     "generated from other questions": (
@@ -111,6 +113,11 @@ LIES: dict[str, tuple[tuple[Inference, ...], str]] = {
 def test_an_inference_that_lies_is_named(name: str) -> None:
     inferences, cause = LIES[name]
     assert ex.causes(prove(inferences)) == (cause,)
+
+
+def test_merged_answers_that_differ_from_their_own_stream_too_are_blamed_on_the_merge_first() -> None:
+    merged = bent(saying(ex.SAID[Role.BASE], Role.MERGED))
+    assert ex.causes(prove((*merged, saying(TEXTS, Role.MERGED, STREAM)))) == ("infer.merged_differs", "infer.stream_differs")
 
 
 def test_inferences_beyond_those_wanted_are_proved_too() -> None:

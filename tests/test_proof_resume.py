@@ -67,6 +67,9 @@ def test_the_size_of_the_controls_deviation_is_recorded() -> None:
 LIES: dict[str, tuple[Sequence[Event], str, str]] = {
     "begun anew": (ex.train_events(), ex.log_text(), "resume.ignored"),
     "begun anew, as the witness alone tells": (ex.changed(RESUMED, "train_begin", global_step=0), LOG, "resume.ignored"),
+    "begun with untrained weights in disguise": (
+        ex.changed(RESUMED, "train_begin", trainable_digest=ex.train_events()[1]["trainable_digest"]), LOG, "resume.ignored"),
+    "begun with other weights": (ex.changed(RESUMED, "train_begin", trainable_digest="else"), LOG, "resume.differs"),
     "no log": (RESUMED, "", "proof.no_log"),
     "a step missing": (RESUMED, ex.log_text([3]), "proof.steps_missing"),
     "a step more": (RESUMED, ex.log_text([3, 4, 5]), "proof.steps_extra"),
@@ -75,7 +78,7 @@ LIES: dict[str, tuple[Sequence[Event], str, str]] = {
     "other weights": (ex.changed(RESUMED, "train_end", trainable_digest="else"), LOG, "resume.differs"),
     "no final digest": (ex.changed(RESUMED, "train_end", trainable_digest=None), LOG, "resume.differs"),
     "another device": (ex.changed(RESUMED, "train_begin", device="npu:0"), LOG, "proof.device"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -109,6 +112,15 @@ def test_a_control_that_proves_nothing_is_the_harness_s_fault(name: str) -> None
 
 def test_equal_numbers_with_another_digest_tell_a_control_apart_on_a_cpu() -> None:
     assert ex.causes(prove(controls={**CONTROLS, ZERO_MOMENTS: BLIND})) == ()
+
+
+def test_a_straight_run_whose_save_was_not_witnessed_is_no_reference() -> None:
+    unsaved = ex.result(ex.train_events(saves=(4,)), ex.log_text())
+    made = prove_resume(
+        cell=ex.cell(), hardware=Hardware.CPU, weights=Weights.TINY, dtype="float32", straight=unsaved,
+        resumed=ex.result(RESUMED, LOG, name="resume"), from_step=FROM, asked_steps=ex.STEPS, controls=CONTROLS,
+    )  # fmt: skip
+    assert ex.causes(made) == ("proof.witness_missing",)
 
 
 def test_real_weights_need_no_controls() -> None:
