@@ -96,10 +96,15 @@ def substitutions(documented: Flags, used: Flags, because: Mapping[str, str]) ->
     """What differs, flag by flag; an absent flag shows as an empty string. Raises KeyError for a difference without a because."""
     names = [*documented, *(name for name in used if name not in documented)]
     return tuple(
-        Substitution(name, " ".join(documented.get(name, ())), " ".join(used.get(name, ())), because[name])
+        Substitution(name, _shown(documented, name), _shown(used, name), because[name])
         for name in names
         if documented.get(name) != used.get(name)
     )
+
+
+def _shown(flags: Flags, name: str) -> str:
+    """A flag that takes no value is "given" or not there."""
+    return " ".join(flags[name]) or "given" if name in flags else ""
 
 
 def written(flags: Flags) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from harness.model import Algorithm, Cell, Engine, Stage, Tuner, Weights
 QUICK_START = "quick_start"
 WITNESS_CALLBACK = "npu_matrix_witness"
 REWARD = "npu_matrix_reward"  # a reward that varies: with a constant one GRPO's grad_norm is 0 and the run exits 0
-TINY_STEPS, TINY_SAVE_STEPS = 6, 3
+TINY_STEPS, TINY_SAVE_STEPS, TINY_BATCH = 6, 3, 2
 REAL_STEPS, REAL_SAVE_STEPS = 20, 10
 TINY_NEW_TOKENS = 12
 
@@ -132,14 +132,10 @@ def stages_of(cell: Cell) -> tuple[Stage, ...]:
     return (Stage.TRAIN, Stage.RESUME, *merge, Stage.INFER, Stage.DEPLOY, *online)
 
 
-# Learning rates of tiny runs: strong, because at 1e-4 an optimizer that lost its moments moves the loss by 1.5e-4 only and a trained
-# adapter still answers like its base. Measured with ms-swift 4.6 on a cpu, 6 steps: losses finite, every grad_norm > 0.
+# Strong, because at 1e-4 an optimizer that lost its moments moves the loss by 1.5e-4 only, and a trained adapter still answers like its
+# base. Measured with ms-swift 4.6.0 on a cpu, tiny Qwen2.5, 6 steps, all 15 algorithms with LoRA and full: every loss finite, every
+# grad_norm > 0.03 for full and > 0.01 for LoRA (PPO logs none).
 TINY_LEARNING_RATE: Mapping[Tuner, float] = {Tuner.LORA: 0.02, Tuner.FULL: 0.005, Tuner.QLORA: 0.02}
-TINY_LEARNING_RATE_OF: Mapping[tuple[Algorithm, Tuner], float] = {}
-
-
-def tiny_learning_rate(cell: Cell) -> float:
-    return TINY_LEARNING_RATE_OF.get((cell.algorithm, cell.tuner), TINY_LEARNING_RATE[cell.tuner])
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from harness.commands_devices import documented_devices, documented_train_env, ranks, strategy_flags, train_env
+from harness.commands_devices import DOCUMENTED_NPUS, documented_devices, documented_train_env, ranks, strategy_flags, train_env
 from harness.commands_flags import Change, Draft, Flags, NotBuilt, Places, finished, scalar
 from harness.commands_tables import (
     ALGORITHMS,
@@ -14,6 +15,8 @@ from harness.commands_tables import (
     REAL_SAVE_STEPS,
     REAL_STEPS,
     REWARD,
+    TINY_BATCH,
+    TINY_LEARNING_RATE,
     TINY_SAVE_STEPS,
     TINY_STEPS,
     TRAIN_SETTINGS,
@@ -21,7 +24,6 @@ from harness.commands_tables import (
     WITNESS_CALLBACK,
     deadline_s,
     family_names,
-    tiny_learning_rate,
 )
 from harness.errors import HarnessError, did_you_mean
 from harness.model import Algorithm, Cell, Engine, Hardware, Step, Strategy, Tuner, Weights
@@ -76,7 +78,9 @@ def documented_train_step(cell: Cell, places: Places, *, resume: bool = False) -
     )
     if cell.strategy is not Strategy.FSDP1:
         return replace(finished(draft), substitutions=())
-    launch: Flags = {"--config_file": (places.fsdp_config,), "--num_processes": (str(documented_devices(cell)),)}
+    launch: dict[str, tuple[str, ...]] = {"--config_file": (places.fsdp_config,)}
+    if documented_devices(cell) != DOCUMENTED_NPUS:  # which the configuration names itself
+        launch["--num_processes"] = (str(documented_devices(cell)),)
     return replace(finished(draft, (launch, (), f"{places.swift_cli_dir}/{names.subcommand}.py")), substitutions=())
 
 
@@ -166,7 +170,8 @@ def _real_changes(cell: Cell, places: Places) -> list[Change]:
     elif cell.model.revision is not None:
         changes.append(Change("--model_revision", (cell.model.revision,), "the pinned revision"))
     if cell.algorithm is Algorithm.PPO:
-        changes += _ppo_bound(cell.recipe.dataset[0], REAL_STEPS)
+        batch = [int(cell.recipe.settings.get(name, 1)) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")]
+        changes += _ppo_bound(cell.recipe.dataset[0], REAL_STEPS * math.prod(batch) * ranks(cell, places))
     return [*changes, *_adapter_changes(cell, places)]
 
 
@@ -183,9 +188,9 @@ def _tiny_changes(cell: Cell, places: Places, hardware: Hardware) -> list[Change
         ("--save_steps", str(TINY_SAVE_STEPS)),
         ("--logging_steps", "1"),
         ("--eval_steps", None),
-        ("--per_device_train_batch_size", "2"),
+        ("--per_device_train_batch_size", str(TINY_BATCH)),
         ("--gradient_accumulation_steps", "1"),
-        ("--learning_rate", scalar(tiny_learning_rate(cell))),
+        ("--learning_rate", scalar(TINY_LEARNING_RATE[cell.tuner])),
         ("--dataset_num_proc", "1"),
         ("--dataloader_num_workers", "0"),
         ("--seed", "42"),
@@ -223,7 +228,7 @@ def _tiny_online_changes(cell: Cell, places: Places) -> list[Change]:
                 Change("--reward_model", (places.need("reward_model", "ppo"),), TINY),
                 Change("--reward_model_type", (names.model_type,), TINY),
                 Change("--response_length", ("16",), TINY),
-                *_ppo_bound(rows, TINY_STEPS),
+                *_ppo_bound(rows, TINY_STEPS * TINY_BATCH * ranks(cell, places)),
             ]
         case Algorithm.GKD:
             return [
