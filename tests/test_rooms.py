@@ -1,0 +1,90 @@
+"""Imports go only down: no file of harness/ imports from a room with a higher number, and the pure rooms touch no edge of the machine."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+from pathlib import Path
+
+import pytest
+
+HARNESS = Path(__file__).resolve().parent.parent / "harness"
+ROOMS = {
+    0: ("model", "errors", "__init__"),
+    1: (
+        "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "symptoms", "causes", "compare", "proof_*", "judge",
+        "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi",
+    ),
+    2: (
+        "machine", "launch", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts", "model_folder",
+        "swift_parsers", "host",
+    ),
+    3: ("bench", "proving", "flow", "pool", "report", "session"),
+    4: ("pytest_plugin", "__main__"),
+}  # fmt: skip
+EDGES = {"os", "subprocess", "socket", "shutil", "tempfile", "threading", "multiprocessing", "time", "psutil", "httpx", "filelock"}
+
+
+def room_of(module: str) -> int | None:
+    found = [number for number, names in ROOMS.items() if any(fnmatch.fnmatchcase(module, name) for name in names)]
+    return found[0] if len(found) == 1 else None
+
+
+def imported(tree: ast.AST) -> list[tuple[int, str]]:
+    """(line, dotted name) of every import anywhere in a file, those inside functions too."""
+    names: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            lead = "." * node.level + (node.module or "")
+            package = {"harness": "harness.", ".": "."}.get(lead)
+            names += [(node.lineno, package + alias.name if package else lead) for alias in node.names]
+    return names
+
+
+def breaches(module: str, source: str) -> list[str]:
+    room, found = room_of(module), []
+    if room is None:
+        return [f"{module}: in no room, or in several; say in ROOMS where it lives"]
+    for line, name in imported(ast.parse(source)):
+        parts = name.lstrip(".").split(".")
+        if name.startswith(".") or (parts[0] == "harness" and len(parts) > 1):
+            target = parts[0] if name.startswith(".") else parts[1]
+            if target in ("witness", "sim"):
+                found.append(f"{module}:{line}: imports {name}, which runs inside ms-swift's process")
+            elif (theirs := room_of(target)) is None or theirs > room:
+                found.append(f"{module}:{line}: room {room} imports {name} of room {theirs}")
+        elif room <= 1 and parts[0] in EDGES:
+            found.append(f"{module}:{line}: the pure room {room} imports {name}, an edge of the machine")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(HARNESS.glob("*.py")), ids=lambda path: path.stem)
+def test_no_file_imports_from_a_higher_room(path: Path) -> None:
+    assert breaches(path.stem, path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", sorted((HARNESS / "witness").rglob("*.py")), ids=lambda path: path.stem)
+def test_the_witness_imports_nothing_of_the_harness_but_its_own_folder(path: Path) -> None:
+    names = [name for _, name in imported(ast.parse(path.read_text(encoding="utf-8")))]
+    assert [name for name in names if name.split(".")[0] == "harness" or name.startswith("..")] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("judge", "from harness.store import Store"),
+        ("judge", "from harness import flow"),
+        ("judge", "def f():\n    import harness.session"),
+        ("model", "from harness import errors, judge"),
+        ("rules", "from .launch import launch"),
+        ("metrics", "import subprocess"),
+        ("store", "from harness.flow import run_cell"),
+        ("flow", "from harness.pytest_plugin import SESSION"),
+        ("judge", "from harness.witness import digest"),
+        ("brand_new", "import json"),
+    ],
+)
+def test_a_planted_breach_is_found(module: str, source: str) -> None:
+    assert len(breaches(module, source)) == 1
