@@ -15,13 +15,13 @@ sys.path.insert(0, {tests!r})
 import json
 settings = json.loads({settings!r})
 words = sys.argv[1:]
-{record}from fakes.honest.program import run
+from fakes.honest.program import run
 sys.exit(run(words, settings, {lie!r}))
 '''
 
 _ABSENT = '''#!{python} -E
 import sys
-{record}print("{name}: this stand-in starts nothing", file=sys.stderr)
+print("{name}: this stand-in starts nothing", file=sys.stderr)
 sys.exit(1)
 '''
 
@@ -30,13 +30,14 @@ def install(bin_dir: Path, lie: str | None = None, **settings: Any) -> Path:
     """Write `swift`, `accelerate` and `megatron` into `bin_dir` (created), and return the path of `swift`.
 
     `lie`: a name of fakes.liars.LIES. `settings` (plain JSON values) reach the habits: device ("cpu" or "npu"), models (a folder that
-    stands in for every hub id), datasets (a jsonl file that stands in for every data set), and what single lies ask for.
+    stands in for every model of a hub), datasets (a folder of <kind>.jsonl that stand in for its data sets), rate_scale (steps this many
+    times longer than --learning_rate says: a model this small learns slowly at a large one's rate), longest (tokens of an answer).
     """
     bin_dir.mkdir(parents=True, exist_ok=True)
     fill = {"python": sys.executable, "tests": str(Path(__file__).resolve().parents[1]), "lie": lie}
-    swift = write_executable(bin_dir / "swift", _SCRIPT.format(**fill, settings=json.dumps(settings), record=""))
+    swift = write_executable(bin_dir / "swift", _SCRIPT.format(**fill, settings=json.dumps(settings)))
     for name in ("accelerate", "megatron"):
-        write_executable(bin_dir / name, _ABSENT.format(**fill, name=name, record=""))
+        write_executable(bin_dir / name, _ABSENT.format(**fill, name=name))
     return swift
 
 

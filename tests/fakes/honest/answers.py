@@ -27,7 +27,7 @@ def merge(arguments: Arguments, habits: Honest) -> None:
     output = Path(arguments.text("output_dir", f"{adapter_folder}-merged")).resolve()
     if output.exists() and not arguments.flag("exist_ok"):
         raise FileExistsError(f"args.output_dir: `{output}` already exists.")
-    loaded = load_model(arguments.text("model"), str(habits.settings.get("models", "")))
+    loaded = load_model(arguments.text("model"), str(habits.settings.get("models", "")), arguments.text("torch_dtype"))
     product = lora_product(read_adapter(adapter_folder, loaded.weights))
     merged = dict(loaded.weights)
     merged.update({name: rounded(loaded.weights[name] + added, loaded.dtypes[name]) for name, added in product.items()})
@@ -79,9 +79,8 @@ class Speaker:
 
 def infer(arguments: Arguments, habits: Honest, witness: Witness) -> None:
     speaker = Speaker.of(arguments, habits, witness)
-    sources = [str(habits.settings["datasets"])] if habits.settings.get("datasets") else arguments.words("val_dataset")
     interactive = not arguments.has("val_dataset")
-    rows = _converse(speaker) if interactive else _answer_rows(speaker, read_rows(sources))
+    rows = _converse(speaker) if interactive else _answer_rows(speaker, read_rows(arguments.words("val_dataset")))
     if path := arguments.text("result_path") or ("" if interactive else _default_result_path(arguments)):
         _append(Path(path), habits.results(rows))
         print(f"[INFO:swift] The inference results have been saved to result_path: `{path}`.", flush=True)

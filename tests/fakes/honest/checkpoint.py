@@ -55,7 +55,8 @@ class Checkpoints:
 
     def _write_arguments(self, folder: Path) -> None:
         shown = {**self.arguments.as_json(), "output_dir": str(self.folder), "tuner_type": self.trainee.tuner}
-        shown |= {"model": str(Path(self.arguments.text("model"))), "global_world_size": 1, "rank": -1, "swift_version": "4.6.0"}
+        shown |= {"model": self.arguments.text("model"), "model_dir": str(self.trainee.loaded.folder), "swift_version": "4.6.0"}
+        shown |= {"global_world_size": 1, "rank": -1}
         (folder / "args.json").write_text(json.dumps(shown, indent=2, ensure_ascii=False))
 
     def resume(self, checkpoint: str) -> Resumed:

@@ -106,7 +106,7 @@ class Honest:
 
     def length(self, most: int, streamed: bool, interactive: bool) -> int:
         """How many tokens are really generated."""
-        return most
+        return min(most, int(self.settings.get("longest", most)))
 
     def answer(self, text: str, streamed: bool, interactive: bool) -> str:
         return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -93,7 +94,7 @@ class Trainee:
             self.second[name] = _BETA2 * self.second[name] + (1 - _BETA2) * g * g
             first = self.first[name] / np.float32(1 - float(_BETA1) ** self.updates)
             second = self.second[name] / np.float32(1 - float(_BETA2) ** self.updates)
-            step = np.float32(rate) * self.habits.direction(first, second, g)
+            step = np.float32(rate * float(self.habits.settings.get("rate_scale", 1))) * self.habits.direction(first, second, g)
             value = self.parameters[name] * np.float32(1 - rate * decay) - step
             self.parameters[name] = rounded(value.astype(np.float32), self.dtype)
         return norm
@@ -101,7 +102,7 @@ class Trainee:
 
 def new_trainee(arguments: Arguments, habits: Honest, models: str) -> Trainee:
     """The model before its first step. LoRA: A uniform by Kaiming as in PEFT, B zero; rm: a score head of its own."""
-    loaded = load(arguments.text("model"), models)
+    loaded = load(arguments.text("model"), models, arguments.text("torch_dtype"))
     tuner = arguments.text("tuner_type", "lora")
     rank, alpha = habits.rank(arguments.whole("lora_rank", 8)), arguments.number("lora_alpha", 32)
     modules = targets(loaded, arguments.words("target_modules")) if tuner == "lora" else []
@@ -132,7 +133,10 @@ class Lesson:
 
 
 def lessons(arguments: Arguments, trainee: Trainee, datasets: str) -> list[Lesson]:
-    rows = read_rows([datasets] if datasets else arguments.words("dataset"))
+    """`datasets`: a folder of jsonl files that stand in for data sets of a hub, by kind; empty: there are none."""
+    kind = {"dpo": "dpo", "rm": "dpo"}.get(arguments.text("rlhf_type"), arguments.method)
+    named = arguments.words("dataset")
+    rows = read_rows([str(Path(datasets) / f"{kind}.jsonl") if datasets and not Path(n.split("#")[0]).exists() else n for n in named])
     tokenizer, longest = trainee.loaded.tokenizer, arguments.whole("max_length", 2048)
     made = []
     for row in rows:

@@ -13,10 +13,12 @@ import numpy as np
 from fakes.honest.arguments import Arguments
 from fakes.honest.habits import Honest
 from fakes.honest.network import Adapter, Network
-from fakes.honest.tensors import Array, read_model, read_safetensors, write_safetensors
+from fakes.honest.tensors import Array, read_model, read_safetensors, rounded, write_safetensors
 from fakes.honest.text import Tokenizer
 
 COMPANIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,13 @@ def folder_of(model: str, models: str = "") -> Path:
     raise ValueError(f"The model {model!r} is neither a folder nor in the cache, and the hub can't be reached.")
 
 
-def load(model: str, models: str = "") -> Loaded:
+def load(model: str, models: str = "", dtype: str = "") -> Loaded:
+    """`dtype`: as --torch_dtype; empty: as stored."""
     folder = folder_of(model, models)
     weights, dtypes = read_model(folder)
+    if dtype in STORED:
+        dtypes = dict.fromkeys(weights, STORED[dtype])
+        weights = {name: rounded(array, dtypes[name]) for name, array in weights.items()}
     config = json.loads((folder / "config.json").read_text())
     rows = next(array.shape[0] for name, array in weights.items() if name.endswith("embed_tokens.weight"))
     return Loaded(folder, weights, dtypes, config, Tokenizer(folder, rows))
@@ -78,7 +84,7 @@ def read_adapter(folder: Path, weights: dict[str, Array]) -> Adapter:
 
 
 def network_for(arguments: Arguments, adapters: list[str], habits: Honest) -> tuple[Loaded, Network]:
-    loaded = load(arguments.text("model"), str(habits.settings.get("models", "")))
+    loaded = load(arguments.text("model"), str(habits.settings.get("models", "")), arguments.text("torch_dtype"))
     weights = habits.weights(loaded.weights, adapters)
     return loaded, Network(weights, read_adapter(Path(adapters[0]), loaded.weights) if adapters else None)
 

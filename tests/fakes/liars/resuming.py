@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from fakes.honest.habits import Honest
 from fakes.honest.tensors import Array
 from fakes.liars.lie import Lie
@@ -15,10 +17,33 @@ class Anew(Honest):
 
 
 class AnewInDisguise(Honest):
+    """Training begins anew, which repeats the straight run's numbers; rows and witness speak of the later steps only."""
+
+    def resumed_from(self, checkpoint: str) -> str:
+        return ""
+
+    def log_lines(self, row: dict[str, Any]) -> list[str]:
+        step = int(str(row.get("global_step/max_steps", "9/9")).split("/")[0])
+        return [] if step <= 3 else super().log_lines(row)
+
+    def witnessed(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        if event["event"] == "train_begin":
+            return {**event, "global_step": 3, "optimizer_moment_norm": 1.0}
+        return None if event["event"] in ("step", "save") and event["step"] <= 3 else event
+
+
+class Untrained(Honest):
     """Untrained weights, under the step and the optimizer of the checkpoint."""
 
     def restored(self, fresh: dict[str, Array], kept: dict[str, Array]) -> dict[str, Array]:
         return fresh
+
+
+class Blurred(Honest):
+    """The checkpoint's weights, a little off."""
+
+    def restored(self, fresh: dict[str, Array], kept: dict[str, Array]) -> dict[str, Array]:
+        return {name: array * np.float32(1.001) for name, array in kept.items()}
 
 
 class Forgetful(Honest):
@@ -64,7 +89,9 @@ class KeepsEverything(Honest):
 
 LIES = (
     Lie("resume_ignored", "resume", "resume.ignored", "product", Anew),
-    Lie("resume_pretended", "resume", "resume.differs", "product", AnewInDisguise),
+    Lie("resume_pretended", "resume", "resume.ignored", "product", AnewInDisguise),
+    Lie("resume_of_untrained_weights", "resume", "resume.ignored", "product", Untrained),
+    Lie("resume_of_blurred_weights", "resume", "resume.differs", "product", Blurred),
     Lie("resume_at_another_step", "resume", "proof.steps_missing", "product", AtAnotherStep),
     Lie("optimizer_forgotten", "resume", "proof.optimizer", "product", Forgetful),
     Lie("optimizer_forgotten_in_silence", "resume", "resume.differs", "product", ForgetfulInDisguise),
