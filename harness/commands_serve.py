@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from harness.commands_devices import documented_single_env, single_env
 from harness.commands_flags import Change, Draft, Flags, NotBuilt, Places, finished, scalar
-from harness.commands_tables import GENERATION_SETTINGS, QUICK_START, TINY_NEW_TOKENS, deadline_s, family_names
+from harness.commands_tables import GENERATION_SETTINGS, ONLINE, QUICK_START, TINY_NEW_TOKENS, deadline_s, family_names
 from harness.commands_train import WITNESSED, train_step
 from harness.errors import HarnessError
 from harness.model import Cell, Engine, Hardware, Step, Tuner, Weights
@@ -198,6 +198,8 @@ def eval_step(scene: Scene) -> Step:
 def rollout_steps(scene: Scene) -> tuple[Step, ...]:
     """An engine of its own (`swift rollout`) and the training that asks it. Raises NotBuilt for any engine but vllm."""
     cell, places = scene.cell, scene.places
+    if cell.algorithm not in ONLINE:
+        raise NotBuilt(cell, f"ms-swift's {cell.algorithm} trainer has no rollout: --use_vllm is parsed and goes unused")
     if cell.engine is not Engine.VLLM:
         raise NotBuilt(cell, f"ms-swift rolls out with vllm only, not with {cell.engine}")
     documented = {

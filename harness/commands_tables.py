@@ -125,7 +125,7 @@ def stages_of(cell: Cell) -> tuple[Stage, ...]:
     """The stages that answer a cell's question, in order (design, section 4). EVAL is never among them: it is contract only."""
     if cell.algorithm in SCORERS:
         return (Stage.TRAIN, Stage.RESUME)
-    online = (Stage.ROLLOUT,) if cell.algorithm in ONLINE and cell.engine is not Engine.TRANSFORMERS else ()
+    online = (Stage.ROLLOUT,) if cell.algorithm in (*ONLINE, Algorithm.PPO) and cell.engine is not Engine.TRANSFORMERS else ()
     if cell.algorithm in (Algorithm.PPO, Algorithm.GKD):
         return (Stage.TRAIN, Stage.INFER, *online)
     merge = () if cell.tuner is Tuner.FULL else (Stage.MERGE,)

@@ -27,6 +27,7 @@ from harness.commands import (
 from harness.commands_tables import deadline_s
 from harness.errors import HarnessError
 from harness.model import Algorithm, Cell, Command, Engine, Hardware, Model, Stage, Step, Strategy, Tuner, Weights
+from harness.rules import required_stages
 
 QUICK_START = (
     "swift sft --model Qwen/Qwen3-0.6B --dataset AI-ModelScope/alpaca-gpt4-data-zh#1000 --split_dataset_ratio 0.01 --torch_dtype bfloat16 "
@@ -238,6 +239,19 @@ def test_rollout_starts_a_server_and_a_training_that_asks_it() -> None:
     steps = real(cell(Algorithm.GRPO, engine=Engine.VLLM), Stage.ROLLOUT, port=8123)
     assert steps["rollout"].serves and value(steps["rollout"], "--port") == "8123"
     assert value(steps["rollout-train"], "--vllm_mode") == "server" and value(steps["rollout-train"], "--vllm_server_port") == "8123"
+
+
+def test_a_rollout_that_a_trainer_never_makes_is_not_built_but_stays_asked_for() -> None:
+    ppo = cell(Algorithm.PPO, engine=Engine.VLLM)
+    assert Stage.ROLLOUT in stages_of(ppo) and "goes unused" in not_built(ppo, Stage.ROLLOUT)
+    assert "--use_vllm" not in real(ppo, Stage.TRAIN)["train"].command.args
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+@pytest.mark.parametrize("engine", list(Engine))
+@pytest.mark.parametrize("tuner", list(Tuner))
+def test_commands_exist_for_the_stages_that_the_rules_require(algorithm: Algorithm, tuner: Tuner, engine: Engine) -> None:
+    assert stages_of(cell(algorithm, tuner, engine=engine)) == required_stages(algorithm, tuner, engine)
 
 
 def test_qlora_and_options_become_flags() -> None:
