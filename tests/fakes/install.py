@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+TESTS = Path(__file__).resolve().parents[1]
+
 _SCRIPT = '''#!{python} -E
 import os, sys
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -31,10 +33,11 @@ def install(bin_dir: Path, lie: str | None = None, **settings: Any) -> Path:
 
     `lie`: a name of fakes.liars.LIES. `settings` (plain JSON values) reach the habits: device ("cpu" or "npu"), models (a folder that
     stands in for every model of a hub), datasets (a folder of <kind>.jsonl that stand in for its data sets), rate_scale (steps this many
-    times longer than --learning_rate says: a model this small learns slowly at a large one's rate), longest (tokens of an answer).
+    times longer than --learning_rate says: a model this small learns slowly at a large one's rate), longest (tokens of an answer),
+    as_stored (--torch_dtype is ignored).
     """
     bin_dir.mkdir(parents=True, exist_ok=True)
-    fill = {"python": sys.executable, "tests": str(Path(__file__).resolve().parents[1]), "lie": lie}
+    fill = {"python": sys.executable, "tests": str(TESTS), "lie": lie}
     swift = write_executable(bin_dir / "swift", _SCRIPT.format(**fill, settings=json.dumps(settings)))
     for name in ("accelerate", "megatron"):
         write_executable(bin_dir / name, _ABSENT.format(**fill, name=name))

@@ -27,7 +27,7 @@ def merge(arguments: Arguments, habits: Honest) -> None:
     output = Path(arguments.text("output_dir", f"{adapter_folder}-merged")).resolve()
     if output.exists() and not arguments.flag("exist_ok"):
         raise FileExistsError(f"args.output_dir: `{output}` already exists.")
-    loaded = load_model(arguments.text("model"), str(habits.settings.get("models", "")), arguments.text("torch_dtype"))
+    loaded = load_model(arguments.text("model"), str(habits.settings.get("models", "")), habits.dtype(arguments.text("torch_dtype")))
     product = lora_product(read_adapter(adapter_folder, loaded.weights))
     merged = dict(loaded.weights)
     merged.update({name: rounded(loaded.weights[name] + added, loaded.dtypes[name]) for name, added in product.items()})

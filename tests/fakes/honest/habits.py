@@ -29,6 +29,10 @@ class Honest:
     def device(self, asked: str) -> str:
         return asked
 
+    def dtype(self, asked: str) -> str:
+        """The dtype that weights are loaded in; empty: as stored."""
+        return "" if self.settings.get("as_stored") else asked
+
     def seen_argv(self, argv: list[str]) -> list[str]:
         """What the witness is shown as the arguments."""
         return argv

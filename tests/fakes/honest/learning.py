@@ -102,7 +102,7 @@ class Trainee:
 
 def new_trainee(arguments: Arguments, habits: Honest, models: str) -> Trainee:
     """The model before its first step. LoRA: A uniform by Kaiming as in PEFT, B zero; rm: a score head of its own."""
-    loaded = load(arguments.text("model"), models, arguments.text("torch_dtype"))
+    loaded = load(arguments.text("model"), models, habits.dtype(arguments.text("torch_dtype")))
     tuner = arguments.text("tuner_type", "lora")
     rank, alpha = habits.rank(arguments.whole("lora_rank", 8)), arguments.number("lora_alpha", 32)
     modules = targets(loaded, arguments.words("target_modules")) if tuner == "lora" else []

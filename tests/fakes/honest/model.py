@@ -84,7 +84,7 @@ def read_adapter(folder: Path, weights: dict[str, Array]) -> Adapter:
 
 
 def network_for(arguments: Arguments, adapters: list[str], habits: Honest) -> tuple[Loaded, Network]:
-    loaded = load(arguments.text("model"), str(habits.settings.get("models", "")), arguments.text("torch_dtype"))
+    loaded = load(arguments.text("model"), str(habits.settings.get("models", "")), habits.dtype(arguments.text("torch_dtype")))
     weights = habits.weights(loaded.weights, adapters)
     return loaded, Network(weights, read_adapter(Path(adapters[0]), loaded.weights) if adapters else None)
 
