@@ -131,6 +131,11 @@ def _ready(report: ServerReport) -> Comparison:
 
 def _answers(report: ServerReport) -> list[Comparison]:
     plain, streamed, again = (c or Completion(error="never asked") for c in (report.plain, report.streamed, report.again))
+    lives = report.alive_after and again.status == 200 and not again.error and again.text == plain.text
+    state = f"{'alive' if report.alive_after else 'dead'}; {again.error or again.broken or repr(again.text)}"
+    lived = check("deploy.lives_on", lives, "serve.died", f"alive after bad requests, and {plain.text!r} again", state)
+    if report.died:  # what a dead server did not answer follows from that
+        return [lived]
     made = [_answered("deploy.answer", plain, "serve.error_body")]
     if made[0].ok:
         made.append(_counted("deploy.usage", plain))
@@ -141,10 +146,7 @@ def _answers(report: ServerReport) -> list[Comparison]:
         same = said(streamed.text) == said(plain.text)
         made.append(_counted("deploy.stream_usage", streamed))
         made.append(check("deploy.stream_equals_plain", same, "serve.stream_broken", repr(plain.text), repr(streamed.text)))
-    lives = report.alive_after and again.status == 200 and not again.error and again.text == plain.text
-    found = f"{'alive' if report.alive_after else 'dead'}; {again.error or again.broken or repr(again.text)}"
-    made.append(check("deploy.lives_on", lives, "serve.died", f"alive after bad requests, and {plain.text!r} again", found))
-    return made
+    return [*made, lived]
 
 
 def _answered(name: str, got: Completion, cause: str) -> Comparison:

@@ -26,13 +26,6 @@ NO_LIE = {
 LIED_ABOUT = ("proof.", "resume.", "merge.", "infer.", "serve.", "run.")
 PHASES = {"train": "train", "resume": "train", "merge": "export", "infer": "infer", "deploy": "deploy"}
 
-# Found out, and rightly blamed, but under another cause than the one that a person would look for.
-MISREAD = {"dies_after_ready": "the proof of deploy reads a dead server's refused connection before it reads that the server is dead"}
-
-
-def _marks(lie: Lie) -> tuple[pytest.MarkDecorator, ...]:
-    return (pytest.mark.xfail(reason=MISREAD[lie.name], strict=True),) if lie.name in MISREAD else ()
-
 
 @pytest.fixture(scope="session")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
@@ -41,7 +34,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     ground.forget()
 
 
-@pytest.mark.parametrize("lie", [pytest.param(lie, id=f"{lie.stage}-{lie.name}", marks=_marks(lie)) for lie in LIES])
+@pytest.mark.parametrize("lie", [pytest.param(lie, id=f"{lie.stage}-{lie.name}") for lie in LIES])
 def test_a_lie_is_found_out(ground: Ground, lie: Lie) -> None:
     scale = lie.deadline_s / DEADLINES[PHASES[lie.stage]].tiny_s if lie.deadline_s else 1.0
     told = ground.tell(lie, scale)
