@@ -115,8 +115,6 @@ class Bench:
             resume_from=str(artifacts.checkpoint_at(trained, first) or trained / f"checkpoint-{first}"),
             merged=str(self.work / "merged"),
             swift_cli_dir=self.host.swift_cli_dir,
-            reward_model=self.model,
-            teacher_model=self.model,
         )
 
     def results(self, steps: tuple[Step, ...], *, stop_at_failure: bool) -> tuple[StepResult, ...]:

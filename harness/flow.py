@@ -12,6 +12,7 @@ from harness import rules
 from harness.bench import HEALTHY, Bench, Launch
 from harness.commands import NotBuilt
 from harness.commands_asked import trained_answers
+from harness.errors import HarnessError
 from harness.evidence import stack_name
 from harness.host import Host
 from harness.judge import Case, judge
@@ -108,6 +109,10 @@ def _work(bench: Bench, stage: Stage, gap: str, blocker: str) -> tuple[tuple[Ste
             steps = (*(s for s in bench.plan(Stage.INFER) if s.name == trained_answers(bench.cell.tuner)), *steps)
     except NotBuilt as missing_command:
         return (), (), gap or missing_command.because
+    except HarnessError:
+        if not gap:  # a place that a proved stage lacks is a fault of ours
+            raise
+        return (), (), gap
     return steps, bench.results(steps, stop_at_failure=not gap), gap
 
 

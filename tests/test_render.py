@@ -25,7 +25,7 @@ MARKDOWN = MarkdownIt("gfm-like", {"linkify": False, "html": True})
 WIRED = tuple(sample("small", stage, tiny_key="tiny-qwen3") for stage in STAGES)
 FAILED = sample("zero2", kind=VerdictKind.FAILED, tiny_key="tiny-zero2")
 REAL = tuple(
-    sample("zero2", s, hardware=Hardware.A2, weights=Weights.TINY if s is Stage.RESUME else Weights.REAL, tiny_key="tiny-zero2")
+    sample("zero2", s, hardware=Hardware.A2, weights=Weights.REAL, tiny_key="tiny-zero2")
     for s in STAGES
 )
 
