@@ -1,1 +1,1 @@
-pytest_plugins = ["harness.pytest_plugin"]
+"""The pytest door is harness/pytest_plugin.py, an entry point of this distribution: see pyproject.toml."""

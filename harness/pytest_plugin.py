@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.errors import HarnessError, did_you_mean
 from harness.host import HostRequest
-from harness.session import Session
+
+if TYPE_CHECKING:
+    from harness.session import Session
 
 BUILT_SUITES = ("npu_matrix", "contract")
 PLANNED_SUITES = ("kernel_parity", "npu_benchmark")
@@ -24,7 +26,7 @@ MARKERS = {
     "npu_benchmark": "memory and throughput (not built yet)",
     "swift": "starts or imports the real ms-swift; takes seconds to minutes",
 }
-SESSION = pytest.StashKey[Session]()
+SESSION: pytest.StashKey[Session] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,9 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if "npu_matrix" in suites and getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("-n: cells share devices and cores, so npu_matrix runs in one process. Use --jobs N instead.")
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args[:] = [str(config.rootpath / "suites" / f"{suite}.py") for suite in suites]
+        config.args[:] = [str(repository(config) / "suites" / f"{suite}.py") for suite in suites]
     if hasattr(config, "workerinput"):
         suites = tuple(s for s in suites if s != "npu_matrix")
+    # Loaded with every pytest of this environment, so nothing heavy is imported before a suite is asked for.
+    from harness.session import Session
+
     try:
         session = Session.open(_request(config))
         if "npu_matrix" in suites and not config.option.collectonly:
@@ -65,10 +70,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = session
 
 
+def repository(config: pytest.Config) -> Path:
+    """Where the suites are: the folder pytest was started in, or one above it. pytest's own rootdir may be misled by --rehearsal ROOT."""
+    started = config.invocation_params.dir
+    return next((p for p in (started, *started.parents) if (p / "suites" / "npu_matrix.py").is_file()), config.rootpath)
+
+
 def _request(config: pytest.Config) -> HostRequest:
     option = config.option
     return HostRequest(
-        root=config.rootpath,
+        root=repository(config),
         hardware=option.hardware,
         weights=option.weights,
         tier=option.tier,
@@ -91,7 +102,7 @@ def _suites_asked_for(config: pytest.Config) -> tuple[str, ...]:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    if file_path.parent == parent.config.rootpath / "suites" and file_path.stem in BUILT_SUITES and SESSION in parent.config.stash:
+    if SESSION in parent.config.stash and file_path.parent == repository(parent.config) / "suites" and file_path.stem in BUILT_SUITES:
         return SuiteFile.from_parent(parent, path=file_path)
     return None
 
