@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from harness.diagnose import CHATTY, DEAF, SILENT, signal_name
 from harness.guardian import GUARDIAN, owned
@@ -57,6 +57,46 @@ class Alive:
 Attendant = Callable[[Alive], None]
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a new process gets. `stdin` and `log` (both output streams) are descriptors, closed here once it has them."""
+
+    program: Path
+    args: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    stdin: int
+    log: int
+
+
+class Child(Protocol):
+    """The part of subprocess.Popen that a launch needs. `pid` leads a process group and a session of its own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Exit status, negative for a signal. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+
+
+Spawn = Callable[[Start], Child]
+
+
+def start_process(start: Start) -> Child:
+    """The ordinary way. Raises OSError or ValueError where the program can't be started."""
+    return subprocess.Popen(
+        [str(start.program), *start.args],
+        cwd=start.cwd,
+        env=start.env,
+        stdin=start.stdin,
+        stdout=start.log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
 def resolve_program(name: str, search_path: str) -> Path | None:
     """The executable that `name` means on `search_path` (directories joined by os.pathsep), absolute; None if there is none."""
     found = shutil.which(name, path=search_path)
@@ -77,6 +117,7 @@ def launch(
     threads: int = 1,
     grace_s: float = 10.0,
     log_limit_mib: int = 512,
+    spawn: Spawn = start_process,
 ) -> Run:
     """Run `step.command` in folder `work` until it ends, its deadline passes, or `attend` (for a server) has returned.
 
@@ -85,12 +126,13 @@ def launch(
     KeyboardInterrupt does the same but raises LaunchInterrupted, which carries the Run. `Run.env` is only what was added to `base_env`.
     A log beyond `log_limit_mib` is a chatty hang: it would fill the disk long before the deadline. The witness folder, by default
     `work/witness`, is created. A program that is not there, or can't be executed, is a Run with `ended_by="not started"`.
+    `spawn` makes the process; the time that it takes to return counts neither as duration nor against the deadline.
     """
     witness_dir = (witness_dir or work / "witness").absolute()
     witness_dir.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
     added = _added_environment(step, nonce, witness_dir, hardware, threads, base_env)
-    flight = _Flight(step, nonce, work.absolute(), added, grace_s, log_limit_mib)
+    flight = _Flight(step, nonce, work.absolute(), added, grace_s, log_limit_mib, spawn)
     with owned(work, nonce):
         return flight.fly(search_path, base_env, attend, stop)
 
@@ -112,8 +154,8 @@ def _is_foreign(variable: str) -> bool:
 class _Flight:
     """The mutable state of one launch."""
 
-    def __init__(self, step: Step, nonce: str, work: Path, added: dict[str, str], grace_s: float, log_limit_mib: int) -> None:
-        self.step, self.nonce, self.work, self.added = step, nonce, work, added
+    def __init__(self, step: Step, nonce: str, work: Path, added: dict[str, str], grace_s: float, log_limit_mib: int, spawn: Spawn) -> None:
+        self.step, self.nonce, self.work, self.added, self.spawn = step, nonce, work, added, spawn
         self.grace_s, self.log_limit_bytes = grace_s, log_limit_mib * 2**20
         self.log_path = work / f"{step.name}.log"
         self.notes: list[str] = []
@@ -154,23 +196,24 @@ class _Flight:
             self.over.set()
             GUARDIAN.release(self.nonce)
 
-    def _spawn(self, program: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, program: Path, env: Mapping[str, str]) -> Child:
         command = self.step.command
-        with self.log_path.open("wb") as log:
-            child = subprocess.Popen(
-                [str(program), *command.args],
-                cwd=self.work,
-                env=env,
-                stdin=subprocess.DEVNULL if command.stdin is None else subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        if command.stdin is not None and child.stdin is not None:
-            threading.Thread(target=_feed, args=(child.stdin, command.stdin.encode()), daemon=True).start()
+        reads, writes = (os.open(os.devnull, os.O_RDONLY), -1) if command.stdin is None else os.pipe()
+        try:
+            with self.log_path.open("wb") as log:
+                child = self.spawn(Start(program, command.args, env, self.work, reads, log.fileno()))
+        except BaseException:
+            if writes != -1:
+                os.close(writes)
+            raise
+        finally:
+            os.close(reads)
+        self.began = time.monotonic()
+        if command.stdin is not None:
+            threading.Thread(target=_feed, args=(os.fdopen(writes, "wb"), command.stdin.encode()), daemon=True).start()
         return child
 
-    def _see_through(self, child: subprocess.Popen[bytes], band: Band, attend: Attendant | None, stop: threading.Event | None) -> Run:
+    def _see_through(self, child: Child, band: Band, attend: Attendant | None, stop: threading.Event | None) -> Run:
         try:
             if attend is not None:
                 self._start_attendant(child, attend)
@@ -192,7 +235,7 @@ class _Flight:
             raise self.attendant_fault
         return run
 
-    def _start_attendant(self, child: subprocess.Popen[bytes], attend: Attendant) -> None:
+    def _start_attendant(self, child: Child, attend: Attendant) -> None:
         alive = Alive(child.pid, self.nonce, self.log_path, lambda: not self.over.is_set() and look(child.pid) is not None)
 
         def work() -> None:
@@ -204,7 +247,7 @@ class _Flight:
         self.attendant = threading.Thread(target=work, name=f"attend {self.step.name}", daemon=True)
         self.attendant.start()
 
-    def _watch(self, child: subprocess.Popen[bytes], band: Band, stop: threading.Event | None) -> str:
+    def _watch(self, child: Child, band: Band, stop: threading.Event | None) -> str:
         """Wait for the first thing that ends the run, and name it."""
         deadline, size, grew, sampled = self.began + self.step.deadline_s, 0, self.began, 0.0
         while True:
@@ -237,7 +280,7 @@ class _Flight:
             return f"{SILENT}: nothing printed in the last {quiet_s:.1f} s before the {limit}"
         return f"{CHATTY}: still printing at the {limit}"
 
-    def _end(self, child: subprocess.Popen[bytes], band: Band) -> None:
+    def _end(self, child: Child, band: Band) -> None:
         """SIGTERM to the group; wait; SIGKILL. A second Ctrl-C during the wait goes straight to the kill."""
         began = time.monotonic()
         band.ask_to_end()
@@ -254,7 +297,7 @@ class _Flight:
         else:
             self.notes.append(f"ended {time.monotonic() - began:.1f} s after SIGTERM, with status {child.poll()}")
 
-    def _report(self, child: subprocess.Popen[bytes], band: Band, ended_by: str) -> Run:
+    def _report(self, child: Child, band: Band, ended_by: str) -> Run:
         self.ended = time.monotonic()
         # multiprocessing's resource tracker and the like end by themselves a moment after their parent: no leftovers.
         while band.alive() and time.monotonic() - self.ended < _SETTLE_S:
@@ -310,4 +353,3 @@ def _feed(pipe: IO[bytes], text: bytes) -> None:
     # A program that ends without reading its input is judged by what it did, not by this.
     with contextlib.suppress(BrokenPipeError), pipe:
         pipe.write(text)
-

@@ -17,7 +17,7 @@ ROOMS = {
     ),
     2: (
         "machine", "launch", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts", "model_folder",
-        "swift_parsers", "host",
+        "swift_parsers", "host", "warm*",
     ),
     3: ("bench", "proving", "flow", "pool", "report", "session"),
     4: ("pytest_plugin", "__main__"),
@@ -51,7 +51,7 @@ def breaches(module: str, source: str) -> list[str]:
         parts = name.lstrip(".").split(".")
         if name.startswith(".") or (parts[0] == "harness" and len(parts) > 1):
             target = parts[0] if name.startswith(".") else parts[1]
-            if target in ("witness", "sim"):
+            if target in ("witness", "sim", "warmed"):
                 found.append(f"{module}:{line}: imports {name}, which runs inside ms-swift's process")
             elif (theirs := room_of(target)) is None or theirs > room:
                 found.append(f"{module}:{line}: room {room} imports {name} of room {theirs}")
