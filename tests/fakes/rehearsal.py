@@ -38,7 +38,9 @@ ranks = os.environ.get("NPROC_PER_NODE", "1")
 kind = words[words.index("--rlhf_type") + 1] if "--rlhf_type" in words else "sft"
 backend = words[words.index("--infer_backend") + 1] if "--infer_backend" in words else "transformers"
 known = words[:1] and words[0] in ("pt", "sft", "rlhf", "export", "infer", "deploy") and kind in ("sft", "dpo", "rm")
-if not known or ranks != "1" or backend != "transformers" or {{"--deepspeed", "--fsdp"}} & set(words):
+cell = os.path.basename(os.getcwd()).rpartition("-")[0]
+asked = {cells!r} is None or cell in {cells!r}
+if not asked or not known or ranks != "1" or backend != "transformers" or {{"--deepspeed", "--fsdp"}} & set(words):
     print("recorded: this stand-in runs one process of sft, pt, dpo and rm only")
     sys.exit(0)
 os.execv({honest!r}, [{honest!r}, *words])
@@ -70,11 +72,18 @@ class Rehearsal:
 
 
 def build(
-    root: Path, *, model: Path | None = None, datasets: Path | None = None, usable: bool = True, sick: Iterable[int] = ()
+    root: Path,
+    *,
+    model: Path | None = None,
+    datasets: Path | None = None,
+    cells: Iterable[str] | None = None,
+    usable: bool = True,
+    sick: Iterable[int] = (),
 ) -> Rehearsal:
     """Make ROOT. `model`: a folder that stands in for every model of a hub, `datasets`: one that holds <kind>.jsonl.
 
-    `usable` False: no tensor can be made on npu:0. `sick`: chips that npu-smi reports with an alarm.
+    `cells`: the work is really done for these (None: for all that can be), the commands of others are only recorded. `usable` False: no
+    tensor can be made on npu:0. `sick`: chips that npu-smi reports with an alarm.
     """
     for name in (*(f"davinci{i}" for i in range(CHIPS)), "davinci_manager", "devmm_svm", "hisi_hdc"):
         _file(root / "dev" / name, "")
@@ -93,7 +102,8 @@ def build(
     answer = f"\ntables = json.loads({json.dumps(tables)!r})\nprint(tables['topo' if 'topo' in sys.argv else 'info'], end='')\n"
     write_executable(root / "usr/local/sbin/npu-smi", _recorder(rehearsal, "npu-smi") + answer)
     says = _PYTHON.format(code="0" if usable else '"RuntimeError: npu:0 is not there"')
-    programs = {"swift": _SWIFT.format(honest=str(honest)), "accelerate": _ABSENT, "megatron": _ABSENT, "python": says}
+    swift = _SWIFT.format(honest=str(honest), cells=None if cells is None else tuple(cells))
+    programs = {"swift": swift, "accelerate": _ABSENT, "megatron": _ABSENT, "python": says}
     for name, rest in programs.items():
         _file(root / "usr/local/bin" / name, "")
         write_executable(root / "usr/local/bin" / name, _recorder(rehearsal, name) + rest)
