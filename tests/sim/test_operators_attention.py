@@ -73,7 +73,11 @@ def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, block
             for i in range(q.shape[2]):
                 seen = [j for j in range(k.shape[2]) if blocked is None or not blocked[i, j]]
                 keys, values = k[b, n // shared][seen], v[b, n // shared][seen]
-                out.append(torch.softmax(keys @ q[b, n, i] * scale, 0) @ values if seen else (q[b, n, i].sum() + v.sum()) * v.new_zeros(v.shape[-1]))
+                out.append(
+                    torch.softmax(keys @ q[b, n, i] * scale, 0) @ values
+                    if seen
+                    else (q[b, n, i].sum() + v.sum()) * v.new_zeros(v.shape[-1])
+                )
     return torch.stack(out).reshape(*q.shape[:3], v.shape[-1])
 
 
@@ -194,7 +198,14 @@ def packed(x: list[torch.Tensor]) -> torch.Tensor:
 
 
 @settings(deadline=None, max_examples=40)
-@given(seeds, dtypes, st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4), st.booleans(), st.booleans(), st.integers(0, 2))
+@given(
+    seeds,
+    dtypes,
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2),
+)
 def test_packed_sequences_are_the_sequences_one_by_one(
     seed: int, dtype: torch.dtype, lengths: list[tuple[int, int]], causal: bool, tnd_statistics: bool, absent: int
 ) -> None:
@@ -209,7 +220,11 @@ def test_packed_sequences_are_the_sequences_one_by_one(
     options.update(actual_seq_qlen=[*ends[0], *[0] * absent], actual_seq_kvlen=[*ends[1], *[0] * absent])
     options.update({"softmax_layout": "TND"} if tnd_statistics else {})
     out, largest, total, *_ = attention(q, k, v, 4, "TND", scale=0.4, **options)
-    alone = [exact(*piece, 0.4, blocked_by(3, piece[0].shape[2], piece[1].shape[2], 0, 0) if causal else None) for piece in pieces if piece[0].shape[2]]
+    alone = [
+        exact(*piece, 0.4, blocked_by(3, piece[0].shape[2], piece[1].shape[2], 0, 0) if causal else None)
+        for piece in pieces
+        if piece[0].shape[2]
+    ]
     compare(out, packed(alone), dtype)
     assert largest.shape == total.shape == (len(q), 4, 8)
     incoming = random(seed + 3, *out.shape, dtype=dtype)
@@ -253,7 +268,12 @@ def test_blocks_of_keys_merged_by_their_statistics_are_the_whole_and_so_are_thei
     full = attention(q, k, v, 4, "TND", scale=0.3, **whole)
     assert isinstance(out, torch.Tensor)
     assert error(out, full[0]) < 1e-6
-    saved = {"softmax_max": merged.expand(6, 4, 8).contiguous(), "softmax_sum": torch.ones(6, 4, 8), "attention_in": out, "scale_value": 0.3}
+    saved = {
+        "softmax_max": merged.expand(6, 4, 8).contiguous(),
+        "softmax_sum": torch.ones(6, 4, 8),
+        "attention_in": out,
+        "scale_value": 0.3,
+    }
     blocks = [gradient(q, k[at], v[at], dy, 4, "TND", **saved, **half) for at in (slice(0, 3), slice(3, 6))]
     precise = {"softmax_max": full[1], "softmax_sum": full[2], "attention_in": full[0], "scale_value": 0.3}
     want = gradient(q, k, v, dy, 4, "TND", **precise, **whole)

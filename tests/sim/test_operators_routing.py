@@ -57,7 +57,9 @@ def test_permute_keeps_as_many_rows_as_asked(asked: int | None, kept: int) -> No
 
 @settings(deadline=None, max_examples=50)
 @given(seeds, dtypes, tokens, choices, widths, st.booleans())
-def test_unpermute_adds_up_the_weighted_rows_of_a_token(seed: int, dtype: torch.dtype, rows: int, k: int, width: int, wide_probs: bool) -> None:
+def test_unpermute_adds_up_the_weighted_rows_of_a_token(
+    seed: int, dtype: torch.dtype, rows: int, k: int, width: int, wide_probs: bool
+) -> None:
     y = random(seed, rows * k, width, dtype=dtype).requires_grad_()
     probs = random(seed + 1, rows, k, dtype=torch.float32 if wide_probs else dtype).requires_grad_()
     places = torch.randperm(rows * k, generator=torch.Generator().manual_seed(seed)).to(torch.int32)
@@ -112,7 +114,9 @@ def test_grouped_rows_meet_their_own_matrix(
 
 @settings(deadline=None, max_examples=50)
 @given(seeds, dtypes, group_sizes, widths, widths)
-def test_a_grouped_reduction_is_the_gradient_of_each_matrix(seed: int, dtype: torch.dtype, sizes: list[int], inner: int, outer: int) -> None:
+def test_a_grouped_reduction_is_the_gradient_of_each_matrix(
+    seed: int, dtype: torch.dtype, sizes: list[int], inner: int, outer: int
+) -> None:
     x, dy = random(seed, sum(sizes), inner, dtype=dtype), random(seed + 1, sum(sizes), outer, dtype=dtype)
     found = matmul([x.T], [dy], group_list=torch.tensor(sizes), split_item=3, group_type=2, group_list_type=1)[0]
     expected = torch.zeros(len(sizes), inner, outer, dtype=torch.float64)
@@ -124,7 +128,9 @@ def test_a_grouped_reduction_is_the_gradient_of_each_matrix(seed: int, dtype: to
 
 
 def test_an_expert_without_tokens_gets_a_gradient_of_zero() -> None:
-    out = matmul([random(1, 3, 4).T], [random(2, 3, 2)], group_list=torch.tensor([0, 3, 0]), split_item=3, group_type=2, group_list_type=1)[0]
+    out = matmul([random(1, 3, 4).T], [random(2, 3, 2)], group_list=torch.tensor([0, 3, 0]), split_item=3, group_type=2, group_list_type=1)[
+        0
+    ]
     assert not out[0].any()
     assert not out[2].any()
     assert out[1].any()
@@ -171,7 +177,9 @@ COUNTED = {"expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
 
 @settings(deadline=None, max_examples=50)
 @given(seeds, dtypes, tokens, choices, experts, widths, st.data())
-def test_init_routing_agrees_with_a_loop(seed: int, dtype: torch.dtype, rows: int, k: int, count: int, width: int, data: st.DataObject) -> None:
+def test_init_routing_agrees_with_a_loop(
+    seed: int, dtype: torch.dtype, rows: int, k: int, count: int, width: int, data: st.DataObject
+) -> None:
     first = data.draw(st.integers(0, count - 1))
     last = data.draw(st.integers(first + 1, count))
     x, chosen, scale = random(seed, rows, width, dtype=dtype), picks(seed, rows, k, count), random(seed + 1, rows)

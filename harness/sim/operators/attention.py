@@ -99,8 +99,8 @@ def npu_fusion_attention_grad(
     sync: bool = False,
     softmax_layout: str = "",
     sink: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv, empty, empty) from the forward's output and statistics, which may come from more keys than are given here (a ring)."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, torch.Tensor]:
+    """(dq, dk, dv, None, empty) from the forward's output and statistics, which may come from more keys than are given here (a ring)."""
     require_none(BACKWARD, "computes without it", pse=pse, sink=sink, prefix=prefix)
     _require_plain(BACKWARD, padding_mask, keep_prob, inner_precise, softmax_layout, input_layout)
     arrangement = arrange(BACKWARD, query, key, value, head_num, input_layout, actual_seq_qlen, actual_seq_kvlen)
@@ -115,8 +115,8 @@ def npu_fusion_attention_grad(
     gradients = [_gradients(inputs, outputs, statistics, scale_value, mask) for inputs, outputs, statistics in pieces]
     dq = arrangement.join_queries([g[0] for g in gradients], query.shape[0])
     dk, dv = (arrangement.join_keys([g[i] for g in gradients], key.shape[0]) for i in (1, 2))
-    empty = query.new_empty(0)
-    return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), empty, empty.clone()
+    no_sink = torch.empty(0, dtype=torch.float32, device=query.device)
+    return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), None, no_sink
 
 
 def _require_plain(name: str, padding_mask: object, keep_prob: float, inner_precise: int, softmax_layout: str, input_layout: str) -> None:

@@ -1,0 +1,97 @@
+"""Sample calls of the operators: the real wheel's Meta kernels say what comes out, and the reference operators must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+OPERATORS = (
+    "npu_fusion_attention",
+    "npu_fusion_attention_grad",
+    "npu_grouped_matmul",
+    "npu_moe_init_routing_v2",
+    "npu_moe_token_permute",
+    "npu_moe_token_unpermute",
+    "npu_rms_norm",
+    "npu_rotary_mul",
+    "npu_swiglu",
+)
+Call = tuple[str, list[Any], dict[str, Any]]
+
+
+def calls(device: str) -> Mapping[str, Call]:
+    """Name of the sample to (operator, arguments, named arguments) with zeros on `device`."""
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def counts(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(device)
+
+    rows = {"group_type": 0, "group_list_type": 1, "split_item": 2, "group_list": counts(2, 4)}
+    reduction = {"group_type": 2, "group_list_type": 1, "split_item": 3, "group_list": counts(2, 4)}
+    counted = {"expert_num": 4, "expert_tokens_num_flag": True}
+    found: dict[str, Call] = {
+        "rms_norm": ("npu_rms_norm", [zeros(2, 3, 8), zeros(8)], {}),
+        "rms_norm of float32": ("npu_rms_norm", [zeros(2, 8, dtype=torch.float32), zeros(8, dtype=torch.float32)], {}),
+        "rms_norm over two dimensions": ("npu_rms_norm", [zeros(2, 3, 4, 8), zeros(4, 8)], {}),
+        "rotary": ("npu_rotary_mul", [zeros(1, 2, 3, 8), zeros(1, 1, 3, 8), zeros(1, 1, 3, 8)], {}),
+        "swiglu": ("npu_swiglu", [zeros(2, 3, 8)], {"dim": -1}),
+        "swiglu over the middle": ("npu_swiglu", [zeros(2, 6, 8)], {"dim": 1}),
+        "grouped rows": ("npu_grouped_matmul", [[zeros(6, 8)], [zeros(2, 8, 3)]], rows),
+        "grouped rows, list": ("npu_grouped_matmul", [[zeros(6, 8)], [zeros(8, 3), zeros(8, 3)]], rows),
+        "grouped reduction": ("npu_grouped_matmul", [[zeros(6, 8).T], [zeros(6, 3)]], reduction),
+        "ungrouped": ("npu_grouped_matmul", [[zeros(6, 8), zeros(2, 5)], [zeros(8, 3), zeros(5, 4)]], {"group_type": -1}),
+        "permute": ("npu_moe_token_permute", [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32, device=device)], {}),
+        "permute, cut": ("npu_moe_token_permute", [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int64, device=device)], {"num_out_tokens": 4}),
+        "unpermute": (
+            "npu_moe_token_unpermute",
+            [zeros(6, 8), torch.arange(6, dtype=torch.int32).to(device)],
+            {"probs": zeros(3, 2, dtype=torch.float32)},
+        ),
+        "unpermute, no weights": ("npu_moe_token_unpermute", [zeros(6, 8), torch.arange(6, dtype=torch.int32).to(device)], {}),
+    }
+    for kind in (1, 2):
+        chosen = torch.zeros(3, 2, dtype=torch.int32, device=device)
+        named = {**counted, "expert_tokens_num_type": kind, "active_expert_range": [1, 3]}
+        found[f"init_routing, counts of type {kind}"] = ("npu_moe_init_routing_v2", [zeros(3, 8), chosen], named)
+    return {**found, **_attention(zeros)}
+
+
+def _attention(zeros: Callable[..., torch.Tensor]) -> Mapping[str, Call]:
+    """Batch 2, 4 tokens, 6 heads of 8 over 3 key heads; packed: 5 tokens."""
+    shapes = {"BNSD": ((2, 6, 4, 8), (2, 3, 4, 8)), "BSND": ((2, 4, 6, 8), (2, 4, 3, 8)), "BSH": ((2, 4, 48), (2, 4, 24))}
+    shapes |= {"SBH": ((4, 2, 48), (4, 2, 24)), "TND": ((5, 6, 8), (5, 3, 8))}
+    found: dict[str, Call] = {}
+    for layout, (query, key) in shapes.items():
+        named: dict[str, Any] = {"actual_seq_qlen": [2, 5], "actual_seq_kvlen": [2, 5]} if layout == "TND" else {}
+        inputs = [zeros(*query), zeros(*key), zeros(*key)]
+        found[f"attention {layout}"] = ("npu_fusion_attention", [*inputs, 6, layout], named)
+        statistics = zeros(*((5, 6, 8) if layout == "TND" else (2, 6, 4, 8)), dtype=torch.float32)
+        saved = {"softmax_max": statistics, "softmax_sum": statistics, "attention_in": zeros(*query)}
+        found[f"attention gradient {layout}"] = ("npu_fusion_attention_grad", [*inputs, zeros(*query), 6, layout], {**named, **saved})
+    return found
+
+
+def outcome(result: Any) -> list[Any]:
+    """Shapes and dtypes of tensors, other values as they are."""
+    items = result if isinstance(result, (list, tuple)) else [result]
+    return [[list(item.shape), str(item.dtype)] if isinstance(item, torch.Tensor) else item for item in items]
+
+
+def outputs_on_meta() -> dict[str, Any]:
+    """What the installed torch_npu's Meta kernels give for every sample, or {"refused": why}."""
+    import torch_npu
+    from torch_npu.op_plugin.meta import _meta_registrations
+
+    # A warning about the chip would ask a device that isn't there; said to be printed, it asks nothing.
+    _meta_registrations._npu_fusion_attention_warning_printed = True
+    found: dict[str, Any] = {}
+    for sample, (operator, arguments, named) in calls("meta").items():
+        try:
+            found[sample] = outcome(getattr(torch_npu, operator)(*arguments, **named))
+        except Exception as error:  # recorded, not hidden: the test compares only what the wheel answered
+            found[sample] = {"refused": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+    return found
