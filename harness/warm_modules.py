@@ -1,6 +1,6 @@
 """What a warm process imports before the first fork, found by comparing sys.modules at the end of runs of every kind."""
 
-# What a cold run imports too, so that the lines it prints belong into every run's log.
+# What every cold run imports, so that the lines it prints belong into every run's log. First: ms-swift patches others while it is imported.
 MODULES = (
     "swift.cli.main",
     "swift.pipelines:sft_main",
@@ -10,13 +10,36 @@ MODULES = (
     "swift.pipelines:infer_main",
     "swift.pipelines:deploy_main",
 )
-# What only some runs import.
+# What only some runs import. A name that another release lacks only costs its runs some time.
 EXTRAS = (
     "swift.trainers:TrainerFactory",
     "swift.trainers:Seq2SeqTrainer",
-    "swift.rlhf_trainers",
-    "trl",
-    "peft",
+    "swift.loss_scale:get_loss_scale",
+    "swift.agent_template:agent_template_map",
+    "swift.rlhf_trainers.arguments",
+    "swift.rlhf_trainers.dpo_trainer",
+    "swift.rlhf_trainers.kto_trainer",
+    "swift.rlhf_trainers.reward_trainer",
+    "swift.rlhf_trainers.ppo_trainer",
+    "swift.rlhf_trainers.grpo_trainer",
+    "trl.trainer.dpo_trainer",
+    "trl.trainer.reward_trainer",
+    "trl.experimental.cpo.cpo_trainer",
+    "trl.experimental.gkd.gkd_trainer",
+    "trl.experimental.kto.kto_trainer",
+    "trl.experimental.orpo.orpo_trainer",
+    "trl.experimental.ppo.ppo_trainer",
+    "peft.utils.transformers_weight_conversion",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen2.tokenization_qwen2_fast",
+    "transformers.models.qwen2.tokenization_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "torch.distributed.run",
+    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
+    "torch.utils.serialization",
+    "multiprocess.managers",
+    "scipy.io",
+    "encodings.unicode_escape",
     "deepspeed",
 )

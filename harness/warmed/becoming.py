@@ -78,7 +78,6 @@ def script_of(module: str) -> str:
 
 def run_script(path: str, arguments: Sequence[str], lead: str, base: Sequence[str]) -> NoReturn:
     """Be `python path arguments` from here on and end as it would. `lead` is what Python puts first on sys.path."""
-    # The program starts from the frame below, so that a traceback shows its own frames only.
     sys.argv = [path, *arguments]
     sys.path[:] = [lead, *base]
     main = types.ModuleType("__main__")
@@ -95,15 +94,36 @@ def run_script(path: str, arguments: Sequence[str], lead: str, base: Sequence[st
 
 def end_with(program: Callable[[], None]) -> NoReturn:
     """Call `program`, then do what the interpreter does at its end, and leave with its status. Nothing that forked us runs again."""
-    status, interrupted = 0, False
+    status = 1
+    try:
+        status, interrupted = _outcome(program)
+        status = _last_words() or status
+        if interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        # Whatever happened on the way: the frames above belong to the process that forked this one.
+        os._exit(status)
+
+
+def _outcome(program: Callable[[], None]) -> tuple[int, bool]:
+    """(exit status, whether an interrupt ended it)"""
     try:
         program()
     except SystemExit as asked:
-        status = _status(asked.code)
+        return _status(asked.code), False
     except BaseException as fault:
-        status, interrupted = 1, isinstance(fault, KeyboardInterrupt)
-        frames = fault.__traceback__.tb_next.tb_next if fault.__traceback__ and fault.__traceback__.tb_next else None
-        sys.excepthook(type(fault), fault, frames)
+        frame = fault.__traceback__
+        # Ours are the frames of this file at the top.
+        while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
+            frame = frame.tb_next
+        sys.excepthook(type(fault), fault.with_traceback(frame), frame)
+        return 1, isinstance(fault, KeyboardInterrupt)
+    return 0, False
+
+
+def _last_words() -> int:
+    """Wait for threads, run exit handlers, flush. Python's own status for a standard stream that can't be flushed, else 0."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -113,11 +133,8 @@ def end_with(program: Callable[[], None]) -> NoReturn:
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            status = status or 120  # Python's own status for a standard stream that can't be flushed
-    if interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    os._exit(status)
+            return 120
+    return 0
 
 
 def _status(code: object) -> int:
