@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fakes.drill import Ground
 from fakes.liars import LIES, Lie
+from fakes.wrap_real import WRAPPERS, wrap
 
 from harness.causes import CAUSES, blame_of
 from harness.commands_tables import DEADLINES
@@ -62,6 +64,19 @@ def test_the_honest_fake_is_green_on_every_stage(ground: Ground, algorithm: str,
     verdicts = {e.stage: (str(e.verdict.kind), e.verdict.because) for e in evidence}
     assert {stage: kind for stage, (kind, _) in verdicts.items()} == dict.fromkeys(stages, "passed"), verdicts
     assert {Stage.TRAIN, Stage.RESUME} <= set(stages)
+
+
+@pytest.mark.swift
+@pytest.mark.parametrize("name", ["strips_the_witness", "does_fewer_steps", "zeroes_lora_b"])
+def test_a_wrapper_around_the_real_swift_is_found_out(ground: Ground, tmp_path: Path, name: str) -> None:
+    real = Path(sys.executable).with_name("swift")
+    if not real.exists():
+        pytest.skip("no ms-swift beside this interpreter to wrap; install the swift extra")
+    wrapper = WRAPPERS[name]
+    wrap(tmp_path, name, real)
+    (evidence,) = ground.run(ground.cell("lora"), (Stage(wrapper.stage),), ground.host(f"wrapped-{name}", tmp_path))
+    verdict = evidence.verdict
+    assert (str(verdict.kind), verdict.cause, str(verdict.blame)) == ("failed", wrapper.cause, wrapper.blame), verdict.because
 
 
 def test_without_a_program_nothing_is_claimed(ground: Ground, tmp_path: Path) -> None:
