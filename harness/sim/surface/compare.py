@@ -34,7 +34,7 @@ class Accepted:
 
 
 def differences(real: Mapping[str, Any], ours: Mapping[str, Any]) -> list[Difference]:
-    """Of every module, tensor method and operator. A private name counts only where the stand-in has it."""
+    """Of every module, tensor method and operator. A private name counts only where both have it."""
     found: list[Difference] = []
     for module, entries in real["modules"].items():
         found += _of_module(module, entries or {}, ours["modules"].get(module))
@@ -62,7 +62,7 @@ def _of_module(module: str, real: Mapping[str, Any], ours: Mapping[str, Any] | N
         return [Difference(MISSING, module, "the module")]
     found: list[Difference] = []
     for name in sorted({*real, *ours}):
-        if name.startswith("_") and name not in ours:
+        if name.startswith("_") and not (name in real and name in ours):
             continue
         found += _presence(f"{module}.{name}", name in real, name in ours)
         if name in real and name in ours:
@@ -93,9 +93,10 @@ def _of_operator(name: str, real: Mapping[str, Any], ours: Mapping[str, Any]) ->
     """The stand-in has one signature. It is held against the overload with most parameters, and must know those of the others."""
     overloads = list(real["overloads"].values())
     mine = next(iter(ours["overloads"].values()))
-    found = _of_parameters(name, max(overloads, key=len), mine)
+    widest = max(overloads, key=len)
+    found = _of_parameters(name, widest, mine)
     known = {p["name"] for p in mine}
-    for overload in overloads:
+    for overload in (other for other in overloads if other is not widest):
         unknown = [p["name"] for p in overload if p["name"] not in known]
         found += [Difference(DIFFERENT, name, f"parameter {p} of an overload is unknown here") for p in unknown]
     if None not in (real["autograd"], ours["autograd"]) and real["autograd"] != ours["autograd"]:
@@ -109,7 +110,9 @@ def _of_parameters(name: str, real: Sequence[Mapping[str, Any]], ours: Sequence[
     found = []
     for there, here in zip(real, ours, strict=True):
         if there != here:
-            found.append(Difference(DIFFERENT, name, f"parameter {there['name']}: {_told(there)} in the real one, {_told(here)} in the stand-in"))
+            found.append(
+                Difference(DIFFERENT, name, f"parameter {there['name']}: {_told(there)} in the real one, {_told(here)} in the stand-in")
+            )
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,10 +21,14 @@ MODULES = (
 # The classes whose members matter to a caller.
 CLASSES = ("Stream", "Event", "NPUGraph", "GradScaler", "NpuFusedAdamW")
 SCHEMA = 1
+_STANDARD = ("contextlib", "__future__", "functools", "abc", "collections", "collections.abc", "dataclasses", "enum")
 
 
-def describe(operators: Sequence[str]) -> dict[str, Any]:
-    """{schema, versions, modules: {module: {name: entry}}, operators: {name: {overloads, autograd}}} of the imported torch_npu."""
+def describe(operators: Sequence[str], probe: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
+    """{schema, versions, modules: {module: {name: entry}}, operators: {name: {overloads, autograd}}} of the imported torch_npu.
+
+    `probe`: names to ask each module for besides those that it lists, since a stand-in may make them when asked.
+    """
     import torch
     import torch_npu
 
@@ -32,7 +36,7 @@ def describe(operators: Sequence[str]) -> dict[str, Any]:
         "schema": SCHEMA,
         "torch_npu": torch_npu.__version__,
         "torch": torch.__version__,
-        "modules": {name: _module(_resolved(name)) for name in MODULES},
+        "modules": {name: _module(_resolved(name), (probe or {}).get(name, ())) for name in MODULES},
         "tensor": sorted(name for name in ("npu", "is_npu") if hasattr(torch.Tensor, name)),
         "operators": {name: _operator(getattr(torch_npu, name), name) for name in operators if hasattr(torch_npu, name)},
     }
@@ -53,23 +57,29 @@ def _resolved(name: str) -> Any:
         raise
 
 
-def _module(module: Any) -> dict[str, Any] | None:
+def _module(module: Any, probe: Sequence[str]) -> dict[str, Any] | None:
     if module is None:
         return None
-    entries = ((name, getattr(module, name)) for name in dir(module) if not name.startswith("__"))
+    names = {*(name for name in dir(module) if not name.startswith("__")), *(name for name in probe if hasattr(module, name))}
+    entries = ((name, getattr(module, name)) for name in sorted(names))
     return {name: _entry(name, value) for name, value in entries if not _imported_by_the_way(value)}
 
 
 def _imported_by_the_way(value: Any) -> bool:
     if isinstance(value, ModuleType):
         return "npu" not in value.__name__
-    return getattr(value, "__module__", None) in ("typing", "contextlib", "__future__", "functools", "abc")
+    origin = getattr(value, "__module__", None)
+    return (
+        origin == "typing"
+        or type(value).__module__ == "__future__"
+        or (origin in _STANDARD and (inspect.isclass(value) or inspect.isfunction(value)))
+    )
 
 
 def _entry(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, ModuleType):
         return {"kind": "module"}
-    if hasattr(value, "overloads"):
+    if _is_packet(value):
         return {"kind": "operator"}
     if inspect.isclass(value):
         members = sorted(m for m in dir(value) if not m.startswith("_")) if name in CLASSES else None
@@ -77,6 +87,11 @@ def _entry(name: str, value: Any) -> dict[str, Any]:
     if callable(value):
         return {"kind": "function", "parameters": parameters(value)}
     return {"kind": "value"}
+
+
+def _is_packet(value: Any) -> bool:
+    """By its type: some objects of torch_npu have every attribute."""
+    return type(value).__name__ == "OpOverloadPacket"
 
 
 def parameters(function: Any) -> list[dict[str, Any]] | None:
@@ -102,7 +117,7 @@ def _plain(value: Any) -> Any:
 
 def _operator(operator: Any, name: str) -> dict[str, Any]:
     """A packet of torch.ops with its schemas, or a Python function that stands in for one."""
-    if not hasattr(operator, "overloads"):
+    if not _is_packet(operator):
         return {"overloads": {"default": parameters(operator)}, "autograd": None}
     overloads = {}
     for overload in operator.overloads():

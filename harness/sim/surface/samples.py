@@ -45,7 +45,11 @@ def calls(device: str) -> Mapping[str, Call]:
         "grouped reduction": ("npu_grouped_matmul", [[zeros(6, 8).T], [zeros(6, 3)]], reduction),
         "ungrouped": ("npu_grouped_matmul", [[zeros(6, 8), zeros(2, 5)], [zeros(8, 3), zeros(5, 4)]], {"group_type": -1}),
         "permute": ("npu_moe_token_permute", [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32, device=device)], {}),
-        "permute, cut": ("npu_moe_token_permute", [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int64, device=device)], {"num_out_tokens": 4}),
+        "permute, cut": (
+            "npu_moe_token_permute",
+            [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int64, device=device)],
+            {"num_out_tokens": 4},
+        ),
         "unpermute": (
             "npu_moe_token_unpermute",
             [zeros(6, 8), torch.arange(6, dtype=torch.int32).to(device)],
