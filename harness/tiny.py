@@ -20,17 +20,19 @@ import numpy as np
 
 from harness.errors import HarnessError, did_you_mean
 from harness.tiny_data import dataset_files
+from harness.tiny_moe import moe_settings, moe_shapes
 from harness.tiny_tokenizer import MAX_LENGTH, VOCAB_SIZE, speakable_ids, tokenizer_files, vocabulary
 from harness.tiny_weights import Array, safetensors_bytes, uniform
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 2, 64, 128, 4, 2, 16
 # Blocks far stronger than the embedding: with tied embeddings a strong input embedding makes greedy decoding repeat its last token.
 EMBEDDING_STD, PROJECTION_STD, BIAS_STD = 0.12, 0.2, 0.2
+SQUARE_EXPERTS = "qwen3_moe_square"
 
 
 @dataclass(frozen=True)
 class Family:
-    """How ms-swift and transformers name a family, and what sets its tensors apart."""
+    """How ms-swift and transformers name a family, and what sets its tensors apart. `moe_intermediate`: an expert's width."""
 
     model_type: str
     template: str
@@ -38,11 +40,15 @@ class Family:
     qkv_bias: bool
     qk_norm: bool
     seed: int
+    moe_intermediate: int | None = None
 
 
 TINY_FAMILIES: Mapping[str, Family] = {
     "qwen2": Family("qwen2", "qwen2_5", "Qwen2ForCausalLM", qkv_bias=True, qk_norm=False, seed=8),
     "qwen3": Family("qwen3", "qwen3", "Qwen3ForCausalLM", qkv_bias=False, qk_norm=True, seed=2),
+    # Packed gate and up matrices are [2 * width, HIDDEN]. Where that is square, code that tells their layout by the shape can't.
+    "qwen3_moe": Family("qwen3_moe", "qwen3", "Qwen3MoeForCausalLM", qkv_bias=False, qk_norm=True, seed=1, moe_intermediate=48),
+    SQUARE_EXPERTS: Family("qwen3_moe", "qwen3", "Qwen3MoeForCausalLM", qkv_bias=False, qk_norm=True, seed=0, moe_intermediate=HIDDEN // 2),
 }
 
 
@@ -134,6 +140,8 @@ def _config(family: Family, end: int, pad: int) -> dict[str, Any]:
     }
     if family.qk_norm:
         config["attention_bias"] = False
+    if family.moe_intermediate is not None:
+        config.update(moe_settings(family.moe_intermediate))
     return config
 
 
@@ -169,9 +177,12 @@ def _shapes(family: Family) -> Mapping[str, tuple[int, ...]]:
         if family.qk_norm:
             shapes[f"{at}self_attn.q_norm.weight"] = (HEAD_DIM,)
             shapes[f"{at}self_attn.k_norm.weight"] = (HEAD_DIM,)
-        for name in ("gate", "up"):
-            shapes[f"{at}mlp.{name}_proj.weight"] = (INTERMEDIATE, HIDDEN)
-        shapes[f"{at}mlp.down_proj.weight"] = (HIDDEN, INTERMEDIATE)
+        if family.moe_intermediate is not None:
+            shapes.update(moe_shapes(at, HIDDEN, family.moe_intermediate))
+        else:
+            for name in ("gate", "up"):
+                shapes[f"{at}mlp.{name}_proj.weight"] = (INTERMEDIATE, HIDDEN)
+            shapes[f"{at}mlp.down_proj.weight"] = (HIDDEN, INTERMEDIATE)
         shapes[f"{at}input_layernorm.weight"] = (HIDDEN,)
         shapes[f"{at}post_attention_layernorm.weight"] = (HIDDEN,)
     return shapes

@@ -35,6 +35,20 @@ PINNED = {
     "qwen3/tokenizer_config.json": "24738097837067b144781c7c1c9bb62c94938f7ae2ff000540ffc0aa9841c6d0",
     "qwen3/vocab.json": "43bf5120a66077a46072f5077eaff6c50263ef4f3e56a2477831d9705ee9c05b",
     "qwen3/merges.txt": "fa699668412a985b7bbee5da0c09a19b61950b3241ed8f6a15d77f5d2a3e0c1a",
+    "qwen3_moe/config.json": "a0cdb9dd889f5eebebeef635f1f41d4706734557c9b1061cdb1c0d263ad1b174",
+    "qwen3_moe/generation_config.json": "d09e099fcce8ab41c1bf18f2d998a6821afa22c553c458ab8df43c0156bea33a",
+    "qwen3_moe/model.safetensors": "d3d6ce1875e377815c297d89071e7a24425ba6f564021cfec830688425fd6170",
+    "qwen3_moe/tokenizer.json": "6e2168abd432789b61c6ae91b5689fb56e9962b6ad1f5ef8059442d64e081690",
+    "qwen3_moe/tokenizer_config.json": "24738097837067b144781c7c1c9bb62c94938f7ae2ff000540ffc0aa9841c6d0",
+    "qwen3_moe/vocab.json": "43bf5120a66077a46072f5077eaff6c50263ef4f3e56a2477831d9705ee9c05b",
+    "qwen3_moe/merges.txt": "fa699668412a985b7bbee5da0c09a19b61950b3241ed8f6a15d77f5d2a3e0c1a",
+    "qwen3_moe_square/config.json": "1d5d359fc2c41795656d8ba3265ad3159b007c4cc434a8390d0f74d55e282c50",
+    "qwen3_moe_square/generation_config.json": "d09e099fcce8ab41c1bf18f2d998a6821afa22c553c458ab8df43c0156bea33a",
+    "qwen3_moe_square/model.safetensors": "4f20a2fdc8c335ba146ae91f4eace0692ab9630f025c0103c91dede3fd6d9b6c",
+    "qwen3_moe_square/tokenizer.json": "6e2168abd432789b61c6ae91b5689fb56e9962b6ad1f5ef8059442d64e081690",
+    "qwen3_moe_square/tokenizer_config.json": "24738097837067b144781c7c1c9bb62c94938f7ae2ff000540ffc0aa9841c6d0",
+    "qwen3_moe_square/vocab.json": "43bf5120a66077a46072f5077eaff6c50263ef4f3e56a2477831d9705ee9c05b",
+    "qwen3_moe_square/merges.txt": "fa699668412a985b7bbee5da0c09a19b61950b3241ed8f6a15d77f5d2a3e0c1a",
     "data/sft.jsonl": "55c6bd7a8efce4c1fbd75014e069690d1d9f3e0ae0e2dd900ed8b267966aa5cc",
     "data/pt.jsonl": "324895659ee10392fe1740a3560fb6f461c7a41d95a7aa45ba667a86c3aa0453",
     "data/dpo.jsonl": "cfec39537b12083a4c1ad5d3d7d3cf956616c67cbae32a5a6bd230af581090a4",
@@ -71,14 +85,15 @@ def test_a_model_is_made_in_well_under_two_seconds_and_without_torch_or_transfor
 @pytest.mark.parametrize("family", sorted(TINY_FAMILIES))
 def test_the_folder_holds_the_model_and_names_how_ms_swift_calls_it(family: str, tmp_path: Path) -> None:
     model = make_tiny_model(family, tmp_path)
-    assert (model.family, model.model_type) == (family, json.loads((model.path / "config.json").read_text())["model_type"])
-    assert model.template == {"qwen2": "qwen2_5", "qwen3": "qwen3"}[family]
+    assert model.family == family
+    assert model.model_type == json.loads((model.path / "config.json").read_text())["model_type"] == family.removesuffix("_square")
+    assert model.template == {"qwen2": "qwen2_5"}.get(family, "qwen3")
     assert model.sha256 == content_hash({f.name: f.read_bytes() for f in model.path.iterdir()})
     assert [p for p in tmp_path.iterdir() if p != model.path] == []
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match=r"Perhaps 'qwen3'\? Known: qwen2, qwen3"):
+    with pytest.raises(HarnessError, match=r"Perhaps 'qwen3'\? Known: qwen2, qwen3, qwen3_moe, qwen3_moe_square"):
         make_tiny_model("qwen33", tmp_path)
 
 
@@ -176,3 +191,37 @@ def test_greedy_answers_to_the_validation_rows_differ_and_are_neither_empty_nor_
         assert len(set(out)) >= 5
     assert all(answer.strip() and "\ufffd" not in answer for answer in answers)
     assert len(set(answers)) == len(answers)
+
+
+@pytest.mark.parametrize(("family", "square"), [("qwen3_moe", False), ("qwen3_moe_square", True)])
+def test_a_mixture_of_experts_is_packed_from_its_experts_and_routes_to_each_of_them(family: str, square: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="loading needs the model's own library")
+    transformers = pytest.importorskip("transformers", reason="loading needs the model's own library")
+    model = make_tiny_model(family, tmp_path)
+    network, report = transformers.AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32, output_loading_info=True)
+    assert not any(report.values()), report
+    written = tensors(TINY_FAMILIES[family])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model.path)
+    rows = [json.loads(line)["messages"] for line in make_datasets(tmp_path)["sft"].read_text().splitlines()]
+    ids = tokenizer([tokenizer.apply_chat_template(row, tokenize=False) for row in rows[:2]], padding=True, return_tensors="pt")
+    chosen = network(**ids, output_router_logits=True).router_logits
+    assert len(chosen) == 2
+    for layer, logits in enumerate(chosen):
+        experts = network.model.layers[layer].mlp.experts
+        assert (experts.gate_up_proj.shape[1] == experts.gate_up_proj.shape[2]) is square
+        for expert in range(4):
+            names = [f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight" for name in ("gate", "up", "down")]
+            gate, up, down = (torch.from_numpy(written[name]) for name in names)
+            assert torch.equal(experts.gate_up_proj[expert], torch.cat([gate, up]))
+            assert torch.equal(experts.down_proj[expert], down)
+        assert set(logits.topk(2).indices.flatten().tolist()) == {0, 1, 2, 3}
+
+
+def test_a_mixture_of_experts_is_saved_under_the_names_that_it_was_made_with(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="saving needs the model's own library")
+    from safetensors import safe_open
+
+    network = transformers.AutoModelForCausalLM.from_pretrained(make_tiny_model("qwen3_moe", tmp_path / "cache").path)
+    network.save_pretrained(tmp_path / "saved")
+    with safe_open(tmp_path / "saved" / "model.safetensors", "np") as file:
+        assert set(file.keys()) == set(tensors(TINY_FAMILIES["qwen3_moe"]))
