@@ -114,13 +114,15 @@ def _compile(torch: Torch, compiler: Path, headers: tuple[Path, ...], final: Pat
     fresh = Path(name)
     library = torch.root / "lib"
     command = [
-        str(compiler), *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={torch.cxx11_abi}", "-x", "c++", "-", "-o", str(fresh), f"-I{SOURCES}",
-        *(f"-I{folder}" for folder in headers), f"-L{library}", f"-Wl,-rpath,{library}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10",
+        str(compiler), *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={torch.cxx11_abi}", "-x", "c++", "-", "-o", str(fresh),
+        f"-I{SOURCES}", *(f"-I{folder}" for folder in headers),
+        f"-L{library}", f"-Wl,-rpath,{library}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10",
     ]  # fmt: skip
+    unit = "".join(f'#include "{name}.cpp"\n' for name in UNITS)
     print(f"SIMULATED NPU: compiling its extension for torch {torch.version}, once ({final})", file=sys.stderr, flush=True)
     began = time.monotonic()
     try:
-        done = subprocess.run(command, input="".join(f'#include "{unit}.cpp"\n' for unit in UNITS), capture_output=True, text=True, errors="replace")
+        done = subprocess.run(command, input=unit, capture_output=True, text=True, errors="replace")
         if done.returncode:
             log = final.with_suffix(".log")
             log.write_text(done.stderr, encoding="utf-8")
@@ -136,7 +138,8 @@ def _said_by_compiler(torch: Torch, compiler: Path, errors: str, log: Path) -> s
     lines = [line for line in errors.splitlines() if "error" in line.lower()][:_LOG_LINES] or errors.splitlines()[-_LOG_LINES:]
     known = torch.release.rsplit(".", 1)[0] in TESTED
     hint = "" if known else f" torch {torch.version} is not one of the releases that this was tested on ({', '.join(TESTED)})."
-    return f"{compiler} could not compile the simulated NPU for torch {torch.version}.{hint} All it said is in {log}; its errors:\n" + "\n".join(lines)
+    summary = f"{compiler} could not compile the simulated NPU for torch {torch.version}.{hint} All it said is in {log}; its errors:"
+    return "\n".join([summary, *lines])
 
 
 def _cached(torch: Torch) -> Path | None:

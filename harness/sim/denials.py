@@ -3,8 +3,7 @@
     NPU_MATRIX_SIM_DENY=dtype:float64,op:aten::histc,attribute:torch.npu.mem_get_info
     NPU_MATRIX_SIM_DENY=@/path/to/a/file       one entry a line, # begins a comment
 
-An operator is denied where it reaches the device's kernels: `aten::histc` with all overloads, or `aten::histc.out`. One that is only
-composed of others never does, and is refused here.
+An operator is denied with all its overloads (`aten::histc`) or one of them (`aten::histc.out`).
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_libraries: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ def apply_denials(denials: Denials, torch: Any, extension: Any, roots: dict[str,
             raise DenialError(f"dtype:{name}: torch has no such dtype")
         extension.deny_dtype(dtype)
     for name in denials.operators:
-        _check_operator(name, torch)
-        extension.deny_operator(name)
+        for overload in _overloads(name, torch):
+            _libraries.append(_deny_operator(overload, torch))
     for name in denials.attributes:
         root = next((prefix for prefix in sorted(roots, key=len, reverse=True) if name.startswith(prefix + ".")), None)
         if root is None:
@@ -67,12 +68,23 @@ def apply_denials(denials: Denials, torch: Any, extension: Any, roots: dict[str,
         delattr(holder, last)
 
 
-def _check_operator(name: str, torch: Any) -> None:
+def _overloads(name: str, torch: Any) -> list[str]:
     base, _, overload = name.partition(".")
-    names = torch._C._dispatch_get_all_op_names()
-    overloads = [known for known in names if known == name or (not overload and (known == base or known.startswith(base + ".")))]
-    if not overloads:
+    known = [full for full in torch._C._dispatch_get_all_op_names() if full == name or (not overload and full.partition(".")[0] == base)]
+    if not known:
         raise DenialError(f"op:{name}: torch has no such operator. Write its namespace too: aten::histc")
-    composed = [known for known in overloads if torch._C._dispatch_has_kernel_for_dispatch_key(known, "CompositeImplicitAutograd")]
-    if len(composed) == len(overloads):
-        raise DenialError(f"op:{name}: it is composed of other operators and never reaches the device; deny those")
+    return known
+
+
+def _deny_operator(full_name: str, torch: Any) -> Any:
+    """A kernel of the device that raises as a missing one does. It holds as long as the library that is returned."""
+    namespace, _, name = full_name.partition("::")
+
+    def denied(*_: Any, **__: Any) -> None:
+        raise NotImplementedError(
+            f"Could not run '{full_name}' with arguments from the 'npu' backend: it is on the deny list of this SIMULATED NPU"
+        )
+
+    library = torch.library.Library(namespace, "IMPL")
+    library.impl(name, denied, "PrivateUse1", allow_override=True)
+    return library

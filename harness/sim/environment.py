@@ -18,6 +18,11 @@ PRODUCT_VARIABLE = "NPU_MATRIX_SIM_PRODUCT"  # the Ascend product that its name 
 ROOT_VARIABLE = "NPU_MATRIX_SIM_ROOT"  # tests only: where traces of a real NPU are looked for, instead of /
 STANDIN = Path(__file__).resolve().parent / "standin"
 MARKER = "SIMULATED"
+_METADATA = """Metadata-Version: 2.1
+Name: torch_npu
+Version: {version}
+Summary: SIMULATED NPU, a stand-in in host memory: not Ascend's torch_npu
+"""
 _ENTRY_POINTS = "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
 _TOOLKIT = "package_name=Ascend-cann-toolkit\nversion=0.0.sim\ninnerversion=SIMULATED\narch={arch}\nos=linux\npath=SIMULATED\n"
 
@@ -33,8 +38,7 @@ def sim_environment(visible: tuple[int, ...], cache: Path, inherited: Mapping[st
     site = base / f"torch_npu-{find_torch().release}"
     version = standin_version()
     info = site / f"torch_npu-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: torch_npu\nVersion: {version}\nSummary: SIMULATED NPU, a stand-in in host memory: not Ascend's torch_npu\n"
-    _write(info / "METADATA", metadata)
+    _write(info / "METADATA", _METADATA.format(version=version))
     _write(info / "entry_points.txt", _ENTRY_POINTS)
     _write(info / "INSTALLER", "npu-matrix-harness\n")
     home = base / "ascend"

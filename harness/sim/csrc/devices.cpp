@@ -79,7 +79,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
     return index < 0 ? getCurrentDevice() : exchangeDevice(index);
   }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(resolve({kNPU, index}).index()); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
+    return default_generator(resolve({kNPU, index}).index());
+  }
   at::Generator getNewGenerator(c10::DeviceIndex index) const override { return new_generator(resolve({kNPU, index}).index()); }
   c10::Device getDeviceFromPtr(void*) const override { return {kNPU, getCurrentDevice()}; }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }

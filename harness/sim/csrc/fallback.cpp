@@ -6,13 +6,11 @@
 
 #include <atomic>
 #include <bitset>
-#include <set>
 #include <thread>
 
 namespace sim {
 namespace {
 
-std::set<std::string> g_denied_operators;
 std::bitset<64> g_denied_dtypes;
 const std::thread::id g_importing_thread = std::this_thread::get_id();
 std::atomic<bool> g_ran_elsewhere{false};
@@ -47,8 +45,9 @@ class Mixture {
     // A tensor of the CPU takes no indices that lie on a device.
     const bool bad_index = cpu_index_ && !(takes_cpu_indices(name) && outside_indices_);
     if (!cpu_ && !other_ && !bad_index) return;
-    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", *npu_, " and ",
-                other_ ? *other_ : c10::Device(c10::kCPU), "! (when checking arguments of ", name, ", SIMULATED NPU)");
+    const auto second = other_ ? *other_ : c10::Device(c10::kCPU);
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", *npu_, " and ", second,
+                "! (when checking arguments of ", name, ", SIMULATED NPU)");
   }
 
   std::optional<c10::Device> npu() const { return npu_; }
@@ -58,16 +57,8 @@ class Mixture {
   bool cpu_ = false, cpu_index_ = false, outside_indices_ = false;
 };
 
-void refuse_denied_operator(const c10::FunctionSchema& schema) {
-  if (g_denied_operators.empty()) return;
-  const auto full = schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
-  TORCH_CHECK_NOT_IMPLEMENTED(!g_denied_operators.count(schema.name()) && !g_denied_operators.count(full), "Could not run '", full,
-                              "' with arguments from the 'npu' backend: it is on the deny list of this SIMULATED NPU");
-}
-
 }  // namespace
 
-void deny_operator(const std::string& name) { g_denied_operators.insert(name); }
 void deny_dtype(at::ScalarType dtype) { g_denied_dtypes.set(static_cast<size_t>(dtype)); }
 bool ran_on_another_thread() { return g_ran_elsewhere; }
 
@@ -79,7 +70,6 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
   const size_t first = stack->size() - arguments.size();
-  refuse_denied_operator(schema);
   if (!g_ran_elsewhere && std::this_thread::get_id() != g_importing_thread) g_ran_elsewhere = true;
 
   Aliases aliases;

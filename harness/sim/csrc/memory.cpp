@@ -238,7 +238,8 @@ c10::DataPtr adopt(const c10::Storage& cpu_storage, int device) {
 }
 
 c10::Storage storage_around(c10::DataPtr data, size_t bytes) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), &g_npu_allocator, true));
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), &g_npu_allocator,
+                                                            /*resizable=*/true));
 }
 
 c10::Storage new_storage(size_t bytes, int device) { return storage_around(allocate_on(device, bytes), bytes); }

@@ -57,7 +57,6 @@ PYBIND11_MODULE(_C, m) {
         sim::configure_generators(own_randomness);
       },
       py::arg("devices"), py::arg("memory_bytes"), py::arg("own_randomness"));
-  m.def("deny_operator", &sim::deny_operator);
   m.def("deny_dtype", [](const py::object& dtype) {
     TORCH_CHECK(THPDtype_Check(dtype.ptr()), "deny_dtype takes a torch.dtype");
     sim::deny_dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
@@ -69,8 +68,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("default_generator", [](int device) { return sim::default_generator(device); });
   m.def("mem_get_info", &sim::free_and_total);
   m.def("set_memory_fraction", &sim::set_memory_fraction);
-  m.def("_storage_Use_Count", [](size_t storage_impl) { return c10::raw::intrusive_ptr::use_count(reinterpret_cast<c10::StorageImpl*>(storage_impl)); });
+  m.def("_storage_Use_Count", [](size_t storage_impl) {
+    return c10::raw::intrusive_ptr::use_count(reinterpret_cast<c10::StorageImpl*>(storage_impl));
+  });
   m.def("settle_autograd", &sim::settle_autograd, py::call_guard<py::gil_scoped_release>());
 
-  py::class_<sim::Hccl, c10d::Backend, c10::intrusive_ptr<sim::Hccl>>(m, "ProcessGroupHCCL").def(py::init<c10::intrusive_ptr<c10d::Backend>>());
+  py::class_<sim::Hccl, c10d::Backend, c10::intrusive_ptr<sim::Hccl>>(m, "ProcessGroupHCCL")
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>>());
 }

@@ -100,7 +100,6 @@ class Aliases {
 
 // ---- fallback.cpp
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-void deny_operator(const std::string& name);  // "aten::histc" (all overloads) or "aten::histc.out"
 void deny_dtype(at::ScalarType dtype);
 void refuse_denied_dtype(at::ScalarType dtype);
 bool ran_on_another_thread();                 // has any operator run on a thread that isn't the importing one, as backward does

@@ -25,20 +25,23 @@ def start() -> str:
     because = traces.refusal(os.environ, environment.STANDIN, environment.SWITCH, environment.ROOT_VARIABLE)
     if because:
         raise ImportError(f"SIMULATED NPU refuses to load: {because}")
-    import torch
-
+    devices, memory_mib = _visible_devices(), _memory_mib(environment.MEMORY_VARIABLE)
     try:
-        extension = _load_extension(builder.build())
+        built = builder.build()
     except builder.BuildError as error:
         raise ImportError(f"SIMULATED NPU can't be built: {error}") from error
-    devices, memory_mib = _visible_devices(), _memory_mib(environment.MEMORY_VARIABLE)
-    extension.configure(devices=devices, memory_bytes=memory_mib << 20, own_randomness=os.environ.get(environment.OWN_RANDOMNESS_VARIABLE) == "1")
-    torch.utils.rename_privateuse1_backend("npu")
+    import torch
+    from torch.utils import backend_registration as backend
+
+    extension = _load_extension(built)
+    own_randomness = os.environ.get(environment.OWN_RANDOMNESS_VARIABLE) == "1"
+    extension.configure(devices=devices, memory_bytes=memory_mib << 20, own_randomness=own_randomness)
+    backend.rename_privateuse1_backend("npu")
     from torch_npu import npu
 
     torch._register_device_module("npu", npu)
     sys.modules["torch.npu"] = npu
-    torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True)
+    backend.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True)
     _register_hccl(torch, extension)
     _deny(torch, extension, npu, os.environ.get(environment.DENY_VARIABLE, ""))
     # Ranks of one run and warm children say it once each: whoever reads a log must meet it.

@@ -88,6 +88,9 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     index = device_index(device)
-    rows = [("allocated", memory_allocated(index), max_memory_allocated(index)), ("reserved", memory_reserved(index), max_memory_reserved(index))]
+    rows = [
+        ("allocated", memory_allocated(index), max_memory_allocated(index)),
+        ("reserved", memory_reserved(index), max_memory_reserved(index)),
+    ]
     lines = [f"SIMULATED NPU {index}, memory in KiB", f"{'':<10}{'current':>14}{'peak':>14}"]
     return "\n".join([*lines, *(f"{name:<10}{current >> 10:>14}{peak >> 10:>14}" for name, current, peak in rows)])

@@ -11,7 +11,7 @@ import torch
 
 from ._index import device_index
 
-_PRIVATE_USE_1 = int(torch._C._autograd.DeviceType.PrivateUse1)
+_PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1.value
 
 
 class Stream(torch.Stream):
