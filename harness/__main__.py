@@ -88,7 +88,8 @@ def _show(args: argparse.Namespace, matrix: Matrix) -> int:
     print(f"  {cell.algorithm} of {cell.model.id} (family {cell.model.family}), {cell.tuner}, {cell.strategy}, engine {cell.engine}")
     print(f"  asked of {', '.join(found['targets'])}; tier {cell.tier}; required stages: {', '.join(found['required_stages'])}")
     for claim in found["claims"]:
-        print(f"  claimed: {claim['says']} for {claim['target'] or 'any hardware'} in {claim['document']}, {claim['section']} ({claim['date']})")
+        where = f"{claim['document']}, {claim['section']} ({claim['date']})"
+        print(f"  claimed: {claim['says']} for {claim['target'] or 'any hardware'} in {where}")
     for mark in found["marks"]:
         print(f"  {mark['target']}: {mark['mark']} {mark['date']} - {mark['because']}")
     for ruling in found["rulings"]:
@@ -143,7 +144,8 @@ def _cell_facts(cell: Cell, matrix: Matrix, root: Path) -> dict[str, Any]:
 
 
 def _claim(claim: Any) -> Mapping[str, Any]:
-    return {name: getattr(claim, name) and str(getattr(claim, name)) for name in ("document", "section", "date", "row", "reading", "says", "target")}
+    names = ("document", "section", "date", "row", "reading", "says", "target")
+    return {name: getattr(claim, name) and str(getattr(claim, name)) for name in names}
 
 
 def _report(args: argparse.Namespace, matrix: Matrix) -> int:
@@ -170,7 +172,8 @@ def _import(args: argparse.Namespace, matrix: Matrix) -> int:
         refused = [str(error) for error in counts.refused]
         print(json.dumps({"added": counts.added, "current": counts.current, "same": counts.same, "refused": refused}, indent=1))
     else:
-        print(f"{counts.added} added, {counts.current} now the newest of their key, {counts.same} known before, {len(counts.refused)} refused")
+        known = f"{counts.current} now the newest of their key, {counts.same} known before"
+        print(f"{counts.added} added, {known}, {len(counts.refused)} refused")
         for error in counts.refused:
             print(f"refused: {error}", file=sys.stderr)
     return EvidenceError.exit_code if counts.refused else 0

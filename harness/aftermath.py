@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,28 +38,28 @@ def shared_memory_names() -> frozenset[str]:
     return frozenset(os.listdir(_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else frozenset()
 
 
-def after_the_end(report: ServerReport, shm_before: frozenset[str], *, within_s: float = 2.0) -> ServerReport:
-    """`report` with what the server left: its port taken, shared memory that is new since `shm_before` and that no live process holds.
+def shared_memory_of(pids: Iterable[int]) -> frozenset[str]:
+    """Shared memory of these processes: what they map or have open, and what carries one of their pids in its name.
+
+    Asked while they live: other runs on this host come and go, and what they leave is not this run's.
+    """
+    names, known = shared_memory_names(), {str(pid) for pid in pids}
+    in_use = {path for pid in known for path in _files_of(Path("/proc") / pid)} if names else set()
+    return frozenset(n for n in names if f"{_SHARED_MEMORY}/{n}" in in_use or known & set(re.findall(r"\d+", n)))
+
+
+def after_the_end(report: ServerReport, used: frozenset[str], *, within_s: float = 2.0) -> ServerReport:
+    """`report` with what the server left: its port taken, or shared memory that it `used` while it lived.
 
     Waits up to `within_s` seconds for both to be clear.
     """
     deadline = time.monotonic() + within_s
     while True:
         free = port_is_free(report.port)
-        left = _not_held(shared_memory_names() - shm_before)
+        left = shared_memory_names() & used
         if (free and not left) or time.monotonic() > deadline:
             return replace(report, port_free=free, shm_left=tuple(sorted(left)))
         time.sleep(0.1)
-
-
-def _not_held(names: frozenset[str]) -> frozenset[str]:
-    """Those of `names` that no live process maps or has open. What another run holds was not left behind by this one."""
-    left = set(names)
-    for process in Path("/proc").iterdir() if names else ():
-        if process.name.isdigit():
-            in_use = set(_files_of(process))
-            left -= {name for name in left if f"{_SHARED_MEMORY}/{name}" in in_use}
-    return frozenset(left)
 
 
 def _files_of(process: Path) -> Iterator[str]:

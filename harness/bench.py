@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Protocol
 
 from harness import artifacts, commands, model_folder, server
-from harness.aftermath import after_the_end, free_port, shared_memory_names
+from harness.aftermath import after_the_end, free_port, shared_memory_of
 from harness.commands_asked import asked_new_tokens, asked_port, asked_saves, asked_served_name
 from harness.diagnose import diagnose
 from harness.host import Host
 from harness.launch import Alive, Attendant
 from harness.model import Cell, Hardware, Metrics, Run, Stage, Step, StepResult, Weights
 from harness.proof_deploy import ServerReport
+from harness.sim.environment import sim_environment
 from harness.tiny import make_datasets, make_tiny_model
 
 HEALTHY = "none"
@@ -56,9 +57,11 @@ class Served:
 class Bench:
     """Mutable on purpose: it remembers what ran. Everything it hands out is frozen."""
 
-    def __init__(self, cell: Cell, weights: Weights, host: Host, launch: Launch, stop: threading.Event) -> None:
+    def __init__(
+        self, cell: Cell, weights: Weights, host: Host, launch: Launch, stop: threading.Event, golden_of: Bench | None = None
+    ) -> None:
         self.cell, self.weights, self.host, self.stop = cell, weights, host, stop
-        self._launch = launch
+        self._launch, self._golden_of = launch, golden_of
         self.nonce = uuid.uuid4().hex
         self.work = host.runs / f"{cell.id}-{self.nonce[:8]}"
         self.datasets = {kind: str(path) for kind, path in make_datasets(host.cache).items()}
@@ -82,7 +85,9 @@ class Bench:
         return model_folder.trained_from(checkpoint) if checkpoint else None
 
     def checkpoint(self) -> Path | None:
-        return artifacts.newest_checkpoint(self.work / "train")
+        """The newest of the training. A golden's inference answers from the checkpoint that it is the golden of: the same bytes in."""
+        trained = self._golden_of or self
+        return artifacts.newest_checkpoint(trained.work / "train")
 
     def plan(self, stage: Stage) -> tuple[Step, ...]:
         """The stage's steps. Raises NotBuilt where no command exists."""
@@ -139,7 +144,7 @@ class Bench:
             nonce=uuid.uuid4().hex,
             work=self.work,
             search_path=self.host.search_path,
-            base_env=os.environ,
+            base_env=self._environment(step),
             attend=attend,
             stop=self.stop,
             witness_dir=witness_dir,
@@ -149,10 +154,17 @@ class Bench:
         metrics = artifacts.read_metrics(Path(step.output_dir)) if trains else Metrics((), {})
         return StepResult(step, run, artifacts.read_witnesses(witness_dir), metrics, diagnose(run.log_tail, run))
 
+    def _environment(self, step: Step) -> Mapping[str, str]:
+        """The harness's own environment and, for a simulated NPU, what puts one into the child process."""
+        if self.host.hardware is not Hardware.SIM:
+            return os.environ
+        visible = tuple(int(i) for i in step.command.env["ASCEND_RT_VISIBLE_DEVICES"].split(","))
+        return {**os.environ, **sim_environment(visible, self.host.cache)}
+
     def _serve(self, step: Step) -> StepResult:
         """Start the server, talk to it while it lives, end it, and look at what it left."""
         port = asked_port(step)
-        shm_before = shared_memory_names()
+        used: set[str] = set()
         reports = [ServerReport(port=port, model_name=asked_served_name(step))]
 
         def attend(alive: Alive) -> None:
@@ -167,9 +179,10 @@ class Bench:
                     pids=alive.pids,
                 )
             )
+            used.update(shared_memory_of(alive.pids()))
 
         result = self._run(step, attend)
-        report = after_the_end(reports[-1], shm_before)
+        report = after_the_end(reports[-1], frozenset(used))
         if not reports[1:] and result.run.ended_by in ("exit", "signal"):
             report = replace(report, died=True)
         self.served = Served(result, report)

@@ -128,6 +128,10 @@ _FOUND_BY_PROOFS: dict[str, tuple[Blame, str]] = {
     "infer.adapter_leaked": (_P, "an adapter was active where the plain or the merged model was asked for"),
     "infer.not_generated": (_P, "an answer that the process was not witnessed to generate"),
     "infer.stream_differs": (_P, "streamed or interactive answers differ from the plain ones"),
+    "patch.not_live": (_P, "an NPU patch of ms-swift did not reach the class that it is meant for, or did so with the switch off"),
+    "patch.not_called": (_P, "an operator that an NPU patch calls was never called, or was with the switch off"),
+    "proof.golden_missing": (_H, "the golden run on a plain cpu failed, so there was nothing to compare with"),
+    "golden.differs": (_P, "other numbers or answers than the same command gives on a plain cpu"),
     "infer.merged_differs": (_P, "the merged model's answers differ from the adapter's"),
 }
 

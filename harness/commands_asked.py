@@ -64,7 +64,8 @@ def asked_port(step: Step) -> int:
 
 
 def asked_served_name(step: Step) -> str:
-    return _value(step, "--served_model_name")[0]
+    """Empty for `swift rollout`, which serves no model by name."""
+    return (_value(step, "--served_model_name") or ("",))[0]
 
 
 def result_path(step: Step) -> str:

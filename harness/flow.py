@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from harness import rules
@@ -21,6 +24,7 @@ from harness.model import (
     Cell,
     Comparison,
     Evidence,
+    Hardware,
     Matrix,
     Outcome,
     Ruling,
@@ -33,7 +37,7 @@ from harness.model import (
     VerdictKind,
     Witness,
 )
-from harness.proving import missing, prove, witnessed_hardware
+from harness.proving import golden_steps, missing, prove, witnessed_hardware
 from harness.redact import redacted
 from harness.witness_log import rank_zero, summary
 
@@ -60,6 +64,7 @@ def run_cell(
     matrix: Matrix,
     host: Host,
     launch: Launch,
+    golden_launch: Launch | None = None,
     keep: Keep,
     clean: Callable[[str], str],
     stop: threading.Event,
@@ -68,20 +73,23 @@ def run_cell(
     weights = host.weights_for(cell.model)
     ruling = rules.rule_for(cell, matrix, hardware=host.hardware, weights=weights, rehearsal=host.rehearsal is not None)
     bench = Bench(cell, weights, host, launch, stop)
+    golden = golden_bench(bench, golden_launch or launch)
     verdicts: dict[Stage, Verdict] = {}
     for stage in with_needed(stages, cell):
         began = datetime.now(timezone.utc)
         gap = rules.proof_gap(cell, stage, hardware=host.hardware, weights=weights)
         blocker = "" if gap else next((str(s) for s in needed(stage, cell) if verdicts[s].kind is not VerdictKind.PASSED), "")
         steps, results, gap = _work(bench, stage, gap, blocker)
-        comparisons = () if gap or blocker else _proved(stage, bench, results, matrix)
-        evidence = _evidence(bench, matrix, stage, ruling, steps, results, comparisons, gap, blocker, verdicts, began)
+        comparisons = () if gap or blocker else _proved(stage, bench, results, matrix, golden)
+        evidence = _evidence(bench, matrix, stage, ruling, steps, results, comparisons, gap, blocker, verdicts, began, golden)
         evidence = redacted(evidence, clean)
         keep(evidence)
         verdicts[stage] = evidence.verdict
         yield evidence
         if stop.is_set():
             break
+    if golden is not None:
+        golden.close(keep=False)
     bench.close(keep=any(v.kind is VerdictKind.FAILED for v in verdicts.values()))
 
 
@@ -116,11 +124,26 @@ def _work(bench: Bench, stage: Stage, gap: str, blocker: str) -> tuple[tuple[Ste
     return steps, bench.results(steps, stop_at_failure=not gap), gap
 
 
-def _proved(stage: Stage, bench: Bench, results: tuple[StepResult, ...], matrix: Matrix) -> tuple[Comparison, ...]:
+def golden_bench(bench: Bench, launch: Launch) -> Bench | None:
+    """The plain CPU beside a simulated NPU. Its runs are compared with; they are no evidence of their own."""
+    if bench.host.hardware is not Hardware.SIM:
+        return None
+    # Of the harness's own interpreter: whatever stands in front of `swift` on PATH is on trial, its golden is not.
+    programs = os.pathsep.join([str(Path(sys.executable).parent), bench.host.search_path])
+    host = replace(bench.host, hardware=Hardware.CPU, npu_ids=(), runs=bench.work / "golden", search_path=programs)
+    return Bench(bench.cell, bench.weights, host, launch, bench.stop, golden_of=bench)
+
+
+def _proved(
+    stage: Stage, bench: Bench, results: tuple[StepResult, ...], matrix: Matrix, golden: Bench | None
+) -> tuple[Comparison, ...]:
     if any(result.run.ended_by == "interrupt" for result in results) or _outcome(results).cause != HEALTHY:
         return ()
     facts: Any = matrix.hardware.get(bench.host.hardware, {})
-    return prove(stage, bench, tuple(facts.get("device_names", ())))
+    if golden is not None:
+        wanted = golden_steps(stage, bench.cell)
+        golden.results(tuple(step for step in golden.plan(stage) if step.name in wanted), stop_at_failure=True)
+    return prove(stage, bench, tuple(facts.get("device_names", ())), golden)
 
 
 def _outcome(results: tuple[StepResult, ...]) -> Outcome:
@@ -140,11 +163,12 @@ def _evidence(
     blocker: str,
     verdicts: dict[Stage, Verdict],
     began: datetime,
+    golden: Bench | None,
 ) -> Evidence:
     cell, host = bench.cell, bench.host
     outcome = _outcome(results)
     runs = tuple(_kept(r.run, r.outcome.cause == HEALTHY) for r in results)
-    unproved = () if gap or blocker or outcome.cause != HEALTHY else missing(stage, bench, comparisons)
+    unproved = () if gap or blocker or outcome.cause != HEALTHY else missing(stage, bench, comparisons, golden is not None)
     facts = {**_facts(bench), "gap": gap, "blocked_by": blocker, "missing": list(unproved)}
     if blocker:
         facts["blocked_verdict"] = str(verdicts[Stage(blocker)].kind)
@@ -167,7 +191,7 @@ def _evidence(
         steps=steps,
         runs=runs,
         witnesses=tuple(summary(w) for r in results for w in r.witnesses),
-        metrics={r.step.name: [dict(row.raw) for row in r.metrics.rows] for r in results if r.metrics.rows},
+        metrics={name: [dict(row.raw) for row in r.metrics.rows] for name, r in _logged(results, golden) if r.metrics.rows},
         outcome=outcome,
         comparisons=comparisons,
         verdict=judge(Case(ruling, outcome, comparisons, runs, gap, blocker, unproved)),
@@ -192,10 +216,19 @@ def _kept(run: Run, healthy: bool) -> Run:
     return replace(run, log_tail=tail if len(tail) <= limit else "[...]" + tail[-limit:])
 
 
+def _logged(results: tuple[StepResult, ...], golden: Bench | None) -> list[tuple[str, StepResult]]:
+    """Every step's rows, and those of the golden training under a name that says so."""
+    names = {r.step.name for r in results}
+    beside = [(f"golden-{name}", r) for name, r in golden.ran.items() if name in names] if golden else []
+    return [*((r.step.name, r) for r in results), *beside]
+
+
 def _facts(bench: Bench) -> dict[str, Any]:
     cell = bench.cell
     facts: dict[str, Any] = {name: str(getattr(cell, name)) for name in ("algorithm", "tuner", "strategy", "engine")}
     facts |= {"model": cell.model.id, "revision": cell.model.revision or "unknown", "family": cell.model.family, "recipe": cell.recipe.key}
+    if bench.host.hardware is Hardware.SIM:
+        facts["simulated"] = "SIMULATED NPU: a torch device in host memory, no NPU hardware"
     if bench.tiny:
         facts |= {"tiny_model": bench.tiny.sha256, "note": f"random weights of family {bench.tiny.family}, made on the spot"}
     return facts

@@ -133,21 +133,25 @@ def launch(
     work.mkdir(parents=True, exist_ok=True)
     added = _added_environment(step, nonce, witness_dir, hardware, threads, base_env)
     flight = _Flight(step, nonce, work.absolute(), added, grace_s, log_limit_mib, spawn)
+    inherited = {name: value for name, value in base_env.items() if not _is_foreign(name, hardware)}
     with owned(work, nonce):
-        return flight.fly(search_path, base_env, attend, stop)
+        return flight.fly(search_path, inherited, attend, stop)
 
 
 def _added_environment(
     step: Step, nonce: str, witness_dir: Path, hardware: Hardware, threads: int, base_env: Mapping[str, str]
 ) -> dict[str, str]:
     added = {"OMP_NUM_THREADS": base_env.get("OMP_NUM_THREADS", str(threads)), "PYTHONUNBUFFERED": "1"}
-    if not hardware.is_npu:
+    if hardware is Hardware.CPU:
         # An installed torch_npu would otherwise be loaded, and fail, at every `import torch`.
         added["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     return {**added, **step.command.env, NONCE_VARIABLE: nonce, WITNESS_VARIABLE: str(witness_dir)}
 
 
-def _is_foreign(variable: str) -> bool:
+def _is_foreign(variable: str, hardware: Hardware) -> bool:
+    """What describes a simulated NPU belongs to the runs on one, and to no other."""
+    if variable.startswith("NPU_MATRIX_SIM") or variable == "NPU_MATRIX_CACHE":
+        return hardware is not Hardware.SIM
     return variable in _NOT_INHERITED or variable.startswith("NPU_MATRIX_")
 
 
@@ -176,7 +180,7 @@ class _Flight:
             return self._not_started(f"program {self.step.command.program!r} is not on the search path: install it, or mend PATH")
         # Looked up on search_path alone; behind it the host's own folders, for the interpreters that scripts name.
         path = os.pathsep.join(dict.fromkeys([*search_path.split(os.pathsep), *base_env.get("PATH", "").split(os.pathsep)]))
-        env = {**{k: v for k, v in base_env.items() if not _is_foreign(k)}, "PATH": path, **self.added}
+        env = {**base_env, "PATH": path, **self.added}
         GUARDIAN.watch(self.nonce)
         try:
             try:

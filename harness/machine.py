@@ -18,9 +18,12 @@ from harness.errors import HostError
 from harness.launch import resolve_program
 from harness.model import Hardware
 from harness.npu_smi import Chip, parse_npu_smi, series_of
+from harness.sim.build import can_build
 
 _BINARIES = ("usr/local/sbin", "usr/local/bin", "usr/bin", "bin")
 _SITE_PACKAGES = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages", "opt/*/lib/python3*/site-packages")
+# As many as a host has; a cell sees those that its plan names.
+SIMULATED_IDS = tuple(range(8))
 _NPU_SMI_S, _PROBE_S = 60, 300
 # Fails unless a kernel ran on the device: the sum comes back from it.
 PROBE = "import torch, torch_npu; t = torch.ones(3, device='npu:0'); assert t.sum().item() == 3.0 and '+sim' not in torch_npu.__version__"
@@ -152,19 +155,19 @@ def choose_hardware(asked: str, *, require_npu: bool = False, root: Path | None 
     """Where cells run, for `--hardware asked` (auto, cpu, sim, a2, a3, a5).
 
     Raises HostError: an NPU was asked for or required and none is usable, the chips are another series, a trace of NPUs without a usable
-    one under `auto`, `sim` (not built yet).
+    one under `auto`, a simulated NPU that can't be built or stands beside traces of a real one.
     """
     where = f"--hardware {asked}"
-    if asked == Hardware.SIM:
-        raise HostError(where, "the simulated NPU is not built yet.", "Use --hardware cpu.")
+    if asked in (Hardware.CPU, Hardware.SIM) and require_npu:
+        raise HostError("--require-npu", f"contradicts --hardware {asked}.", "Drop one of them.")
     if asked == Hardware.CPU:
-        if require_npu:
-            raise HostError("--require-npu", "contradicts --hardware cpu.", "Drop one of them.")
         return _on_cpu("asked for")
     traces = npu_traces(root)
+    if asked == Hardware.SIM:
+        return _on_sim(where, traces)
     usable = npu_usable(root, probe=probe) if traces else Usable((), None, "no trace of an NPU")
     if not usable.ids:
-        return _without_npu(asked, require_npu, traces, usable)
+        return _without_npu(asked, require_npu, traces, usable, root is not None)
     if usable.series is None:
         names = ", ".join(sorted({chip.name for chip in usable.chips}))
         known = "Known: 910B1-910B4 (a2), Ascend910 of two dies (a3), Ascend950 (a5)."
@@ -174,7 +177,7 @@ def choose_hardware(asked: str, *, require_npu: bool = False, root: Path | None 
     return Choice(usable.series, usable.ids, "", usable.because)
 
 
-def _without_npu(asked: str, require_npu: bool, traces: tuple[str, ...], usable: Usable) -> Choice:
+def _without_npu(asked: str, require_npu: bool, traces: tuple[str, ...], usable: Usable, rehearsed: bool) -> Choice:
     seen = f" Traces of an NPU: {', '.join(traces)}." if traces else ""
     if require_npu or asked != "auto":
         where = "--require-npu" if require_npu else f"--hardware {asked}"
@@ -183,11 +186,23 @@ def _without_npu(asked: str, require_npu: bool, traces: tuple[str, ...], usable:
     if traces:
         what = f"there is a trace of an NPU but none is usable: {usable.because}.{seen}"
         raise HostError("--hardware auto", what, "Mend it, or say --hardware cpu to test without NPUs.")
-    return _on_cpu("no trace of an NPU on this host")
+    if rehearsed:
+        return _on_cpu("no trace of an NPU under the rehearsal's ROOT")
+    lacking = can_build()
+    return _on_cpu(f"no trace of an NPU, and none can be simulated: {lacking}") if lacking else _on_sim("--hardware auto", traces)
 
 
 def _on_cpu(because: str) -> Choice:
     return Choice(Hardware.CPU, (), "NO NPU: ran on cpu, proves nothing about NPU hardware", because)
+
+
+def _on_sim(where: str, traces: tuple[str, ...]) -> Choice:
+    """Raises HostError beside a real NPU, whose results a simulation could be taken for, and where it can't be built."""
+    if traces:
+        raise HostError(where, f"a simulated NPU is refused beside traces of a real one: {', '.join(traces)}.", "Use --hardware cpu.")
+    if lacking := can_build():
+        raise HostError(where, f"the simulated NPU can't be built: {lacking}.", "Install that, or use --hardware cpu.")
+    return Choice(Hardware.SIM, SIMULATED_IDS, "NO NPU: ran on sim, proves nothing about NPU hardware", "simulated, in host memory")
 
 
 def machine_facts() -> Mapping[str, str]:

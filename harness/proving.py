@@ -20,20 +20,28 @@ from harness.commands_asked import (
 )
 from harness.compare import check
 from harness.found import Inference, Role, Way
-from harness.model import Comparison, Hardware, Stage, StepResult
+from harness.model import Cell, Comparison, Hardware, Stage, StepResult, Tuner, Witness
+from harness.npu_patches import prove_patches
 from harness.proof_deploy import REQUIRED_DEPLOY, SAME_ANSWER, prove_deploy
+from harness.proof_golden import REQUIRED_GOLDEN_INFER, REQUIRED_GOLDEN_TRAIN, prove_golden_answers, prove_golden_train
 from harness.proof_infer import prove_infer
 from harness.proof_merge import prove_logits, prove_merge
+from harness.proof_process import is_simulated
 from harness.proof_required import missing_required
 from harness.proof_resume import MODEL_ONLY, ZERO_MOMENTS, prove_resume
 from harness.proof_train import prove_train
 from harness.tensors import TensorFile
+from harness.witness_log import rank_zero
 
 CONTROL_STEPS = {ZERO_MOMENTS: "resume-zero-moments", MODEL_ONLY: "resume-only-model"}
 
 
-def prove(stage: Stage, bench: Bench, device_names: tuple[str, ...]) -> tuple[Comparison, ...]:
-    """Design section 4, for the steps of `stage` that ran on `bench`; what did not run is not compared."""
+def prove(stage: Stage, bench: Bench, device_names: tuple[str, ...], golden: Bench | None = None) -> tuple[Comparison, ...]:
+    """Design section 4, for the steps of `stage` that ran on `bench`; what did not run is not compared. `golden`: the CPU's bench."""
+    return _proved(stage, bench, device_names) + (_against_golden(stage, bench, golden) if golden else ())
+
+
+def _proved(stage: Stage, bench: Bench, device_names: tuple[str, ...]) -> tuple[Comparison, ...]:
     match stage:
         case Stage.TRAIN:
             return _train(bench, device_names)
@@ -49,7 +57,22 @@ def prove(stage: Stage, bench: Bench, device_names: tuple[str, ...]) -> tuple[Co
             return ()
 
 
-def missing(stage: Stage, bench: Bench, comparisons: tuple[Comparison, ...]) -> tuple[str, ...]:
+def golden_steps(stage: Stage, cell: Cell) -> tuple[str, ...]:
+    """The steps of a stage that a CPU repeats: what a device could get wrong and no other comparison would see."""
+    return {Stage.TRAIN: ("train",), Stage.INFER: (trained_step(cell),)}.get(stage, ())
+
+
+def trained_step(cell: Cell) -> str:
+    return "infer-tuned" if cell.tuner is Tuner.FULL else "infer-adapter"
+
+
+def missing(stage: Stage, bench: Bench, comparisons: tuple[Comparison, ...], golden: bool = False) -> tuple[str, ...]:
+    made = {comparison.name for comparison in comparisons}
+    beside = {Stage.TRAIN: REQUIRED_GOLDEN_TRAIN, Stage.INFER: REQUIRED_GOLDEN_INFER}.get(stage, ()) if golden else ()
+    return (*_missing(stage, bench, comparisons), *(name for name in beside if name not in made))
+
+
+def _missing(stage: Stage, bench: Bench, comparisons: tuple[Comparison, ...]) -> tuple[str, ...]:
     cell = bench.cell
     if stage is Stage.DEPLOY:
         made = {comparison.name for comparison in comparisons}
@@ -59,12 +82,12 @@ def missing(stage: Stage, bench: Bench, comparisons: tuple[Comparison, ...]) -> 
 
 def witnessed_hardware(results: tuple[StepResult, ...], hardware: Mapping[Hardware, Mapping[str, Any]]) -> Hardware | None:
     """Where the work was done, by the devices that the processes saw; None if nothing was witnessed or the answers differ."""
-    seen = {_hardware_of(event, hardware) for result in results for w in result.witnesses for event in w.events if event.get("device")}
+    seen = {_hardware_of(event, w, hardware) for result in results for w in result.witnesses for event in w.events if event.get("device")}
     return seen.pop() if len(seen) == 1 else None
 
 
-def _hardware_of(event: Mapping[str, Any], hardware: Mapping[Hardware, Mapping[str, Any]]) -> Hardware | None:
-    if event.get("simulated"):
+def _hardware_of(event: Mapping[str, Any], witness: Witness, hardware: Mapping[Hardware, Mapping[str, Any]]) -> Hardware | None:
+    if is_simulated(event, witness):
         return Hardware.SIM
     device = str(event["device"]).partition(":")[0]
     if device == "cpu":
@@ -80,6 +103,25 @@ def _base(bench: Bench) -> TensorFile:
     folder = bench.base_folder()
     tensors = artifacts.read_tensors(folder) if folder else None
     return tensors or TensorFile(bench.model, {}, f"no weights of {bench.model} were found")
+
+
+def _against_golden(stage: Stage, bench: Bench, golden: Bench) -> tuple[Comparison, ...]:
+    name = next(iter(golden_steps(stage, bench.cell)), "")
+    ours, theirs = bench.ran.get(name), golden.ran.get(name)
+    if ours is None or theirs is None:
+        return ()
+    if theirs.outcome.cause != "none":
+        said = f"{theirs.outcome.cause}: {theirs.outcome.line}"
+        return (check("golden.ran", False, "proof.golden_missing", f"a golden {name} on a plain cpu", said),)
+    dtype = asked_dtype(bench.ran["train"].step)
+    if stage is Stage.INFER:
+        one, other = (_inference(result, Role.ADAPTER, Way.PLAIN) for result in (ours, theirs))
+        return prove_golden_answers(ours=one, golden=other, dtype=dtype)
+    ends = [artifacts.checkpoint_at(Path(result.step.output_dir), asked_steps(bench.weights)) for result in (ours, theirs)]
+    finals = tuple(artifacts.read_tensors(end) if end else None for end in ends)
+    made = prove_golden_train(result=ours, golden=theirs, dtype=dtype, finals=finals, base=_base(bench))
+    witness = rank_zero(ours.witnesses)
+    return made if witness is None else made + prove_patches(bench.cell.model.family, witness, bench.cell.options.npu_model_patch)
 
 
 def _train(bench: Bench, device_names: tuple[str, ...]) -> tuple[Comparison, ...]:

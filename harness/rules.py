@@ -114,8 +114,6 @@ def proof_gap(cell: Cell, stage: Stage, *, hardware: Hardware, weights: Weights)
         return f"{stage} is no stage of {cell.algorithm} with {cell.tuner}"
     if stage not in PROVED_STAGES:
         return f"{stage} is a contract until a proof of it is defined"
-    if hardware is Hardware.SIM:
-        return "the proof on a simulated NPU isn't built yet"
     for noun, value, proved in (
         ("strategy", cell.strategy, PROVED_STRATEGIES),
         ("engine", cell.engine, PROVED_ENGINES),
@@ -135,15 +133,13 @@ def _ruling(rule: Rule) -> Ruling:
 
 def _obstacle(cell: Cell, hardware: Hardware, weights: Weights, rehearsal: bool) -> str:
     """Why this host can't run the cell; empty where it can."""
-    if hardware is Hardware.SIM:
-        return "the simulated NPU isn't built yet"
     if hardware.is_npu and hardware not in cell.targets:
         return f"the cell is declared for {' and '.join(cell.targets)}, not for {hardware}"
     if weights is Weights.REAL:
         return _real_obstacle(cell, hardware, rehearsal)
     if cell.model.family not in TINY_FAMILIES:
         return f"no tiny model of family {cell.model.family} is built yet"
-    return "" if hardware.is_npu else _cpu_obstacle(cell)
+    return "" if hardware.is_npu else _host_obstacle(cell)
 
 
 def _real_obstacle(cell: Cell, hardware: Hardware, rehearsal: bool) -> str:
@@ -159,14 +155,14 @@ def _real_obstacle(cell: Cell, hardware: Hardware, rehearsal: bool) -> str:
     return f"unknown in matrix.yaml: {' and '.join(unknown)}" if unknown else ""
 
 
-def _cpu_obstacle(cell: Cell) -> str:
+def _host_obstacle(cell: Cell) -> str:
     if cell.strategy not in PROVED_STRATEGIES:
-        return f"strategy {cell.strategy} isn't built for a plain cpu yet"
+        return f"strategy {cell.strategy} isn't built off an NPU yet"
     if cell.engine not in PROVED_ENGINES:
-        return f"engine {cell.engine} isn't built for a plain cpu yet"
+        return f"engine {cell.engine} isn't built off an NPU yet"
     if cell.tuner not in PROVED_TUNERS:
-        return f"tuner {cell.tuner} isn't built for a plain cpu yet"
+        return f"tuner {cell.tuner} isn't built off an NPU yet"
     for name in changed_options(cell.options):
         if name not in CPU_OPTIONS and not (name == "attn_impl" and cell.options.attn_impl in CPU_ATTENTION):
-            return f"option {name} isn't built for a plain cpu yet"
+            return f"option {name} isn't built off an NPU yet"
     return ""

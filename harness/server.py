@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import psutil
 
-from harness.aftermath import HOST, after_the_end, free_port, port_is_free, shared_memory_names
+from harness.aftermath import HOST, after_the_end, free_port, port_is_free
 from harness.proof_deploy import BAD_JSON, BAD_MODEL, NO_MESSAGES, Completion, ServerReport
 
-__all__ = ["after_the_end", "converse", "free_port", "listening_ports", "port_is_free", "shared_memory_names"]
+__all__ = ["after_the_end", "converse", "free_port", "listening_ports", "port_is_free"]
 
 _POLL_S = 0.25
 _LARGEST_BODY_BYTES = 4 * 2**20

@@ -25,12 +25,14 @@ from harness.host import Host, HostRequest
 from harness.judge import rejudge
 from harness.launch import launch as launch_process
 from harness.matrix import parse_matrix
-from harness.model import Cell, Evidence, Matrix, Ruling, RulingKind, Stage, Tier, VerdictKind, Weights
+from harness.model import Cell, Evidence, Hardware, Matrix, Ruling, RulingKind, Stage, Tier, VerdictKind, Weights
 from harness.pool import Job, Pool
 from harness.redact import redact
 from harness.rules import applicable_stages, rule_for
 from harness.select import select_cells
+from harness.sim.build import CACHE_VARIABLE, build
 from harness.store import Store
+from harness.warm import WarmLauncher
 
 RUNNABLE = (RulingKind.RUN, RulingKind.EXPECT_FAIL)
 
@@ -80,6 +82,7 @@ class Session:
         self._launch = launch
         self._host: Host | None = None
         self._pool: Pool | None = None
+        self._warm: WarmLauncher | None = None
         self._stop = threading.Event()
         self._kept: list[Evidence] = []
         self._selected: set[tuple[str, Stage]] = set()
@@ -90,8 +93,6 @@ class Session:
     @classmethod
     def open(cls, request: HostRequest) -> Session:
         """Read the matrix. Raises MatrixError with the line of whatever has no meaning, HostError for what isn't built."""
-        if request.launcher == "warm":
-            raise HostError("--launcher warm", "the warm launcher isn't built yet.", "Use --launcher cli.")
         if request.jobs is not None and request.jobs < 1:
             raise HarnessError(f"--jobs {request.jobs}", "at least one cell must run at a time.", "Give a number from 1.")
         parse_day(request.as_of)
@@ -112,12 +113,17 @@ class Session:
         choice = machine.choose_hardware(request.hardware, require_npu=request.require_npu, root=request.rehearsal)
         if choice.hardware.is_npu and (request.jobs or 1) > 1:
             raise HostError(f"--jobs {request.jobs}", "NPUs can't be shared out to several cells yet.", "Leave --jobs out on an NPU.")
+        if choice.hardware.is_npu and request.launcher == "warm":
+            raise HostError("--launcher warm", "a device's context does not survive a fork.", "Use --launcher cli on an NPU.")
         if request.weights == "real" and not choice.hardware.is_npu:
             raise HostError("--weights real", "the documented checkpoints run on an NPU only.", "Use --weights tiny here.")
         own = request.rehearsal / "harness" if request.rehearsal else request.root / ".harness"
         runs = own / "runs"
         self._notes += [f"swept: {line}" for line in sweep(runs)]
         self.last_line = choice.last_line
+        if choice.hardware is Hardware.SIM:
+            os.environ[CACHE_VARIABLE] = str((own / "cache").absolute())
+            build()
         self._host = Host(
             hardware=choice.hardware,
             weights=request.weights,
@@ -130,6 +136,7 @@ class Session:
             rehearsal=request.rehearsal,
             deadline_scale=request.deadline_scale,
             swift_cli_dir=_swift_cli_dir(),
+            launcher=request.launcher,
         )
 
     def all_wanted(self) -> Iterator[Wanted]:
@@ -159,6 +166,8 @@ class Session:
                     stages.append(item.stage)
         default = 1 if self.host.hardware.is_npu else (os.cpu_count() or 1)
         self._pool = Pool(self._run, self.request.jobs or default)
+        if self.host.hardware is Hardware.SIM or self.host.launcher == "warm":
+            self._warm = WarmLauncher(self.host.runs / "warm")
         self._pool.submit([Job(key, cell, tuple(stages)) for key, (cell, stages) in jobs.items()])
 
     def wait(self, item: Wanted) -> Evidence:
@@ -183,6 +192,8 @@ class Session:
         self._stop.set()
         if self._pool is not None:
             self._pool.close()
+        if self._warm is not None:
+            self._warm.close()
         if self._kept and self.request.rehearsal is None:
             as_of = parse_day(self.request.as_of)
             written = report.write_report(self.request.root, self.matrix, self.store, as_of)
@@ -223,7 +234,8 @@ class Session:
             job.stages,
             matrix=self.matrix,
             host=self.host,
-            launch=self._launch,
+            launch=self._warm if self._warm is not None and self.host.launcher == "warm" else self._launch,
+            golden_launch=self._warm,
             keep=self._keep,
             clean=cleaner(self.host),
             stop=self._stop,

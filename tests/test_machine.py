@@ -164,11 +164,24 @@ def test_requiring_an_npu_where_there_is_none_fails_at_once(plant: Plant) -> Non
             choose_hardware(asked, require_npu=True, root=root)
 
 
-def test_the_simulated_npu_is_refused_by_name_and_cpu_is_taken_when_asked_for(plant: Plant) -> None:
+def test_the_simulated_npu_is_refused_beside_a_trace_of_a_real_one_and_cpu_is_taken_when_asked_for(plant: Plant) -> None:
     root = plant(devices=1)
-    with pytest.raises(HostError, match="simulated NPU is not built"):
+    with pytest.raises(HostError, match="refused beside traces of a real one.*davinci0"):
         choose_hardware("sim", root=root)
     assert choose_hardware("cpu", root=root).last_line == NO_NPU
+
+
+def test_without_a_trace_an_npu_is_simulated_and_the_last_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.machine.npu_traces", lambda root=None: ())
+    monkeypatch.setattr("harness.machine.can_build", lambda: "")
+    choice = choose_hardware("auto")
+    assert (choice.hardware, choice.last_line) == (Hardware.SIM, "NO NPU: ran on sim, proves nothing about NPU hardware")
+    monkeypatch.setattr("harness.machine.can_build", lambda: "no compiler")
+    assert choose_hardware("auto").hardware is Hardware.CPU
+    with pytest.raises(HostError, match="can't be built: no compiler"):
+        choose_hardware("sim")
+    with pytest.raises(HostError, match="contradicts --hardware sim"):
+        choose_hardware("sim", require_npu=True)
 
 
 def test_under_a_rehearsal_programs_come_from_its_root_only(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.aftermath import after_the_end, free_port, port_is_free, shared_memory_names
+from harness.aftermath import after_the_end, free_port, port_is_free, shared_memory_of
 from harness.diagnose import diagnose
 from harness.launch import Alive, launch
 from harness.model import Command, Hardware, Metrics, Run, Step, StepResult, Witness
@@ -33,18 +33,20 @@ def serve(work: Path, lie: str, *, port: int | None = None, deadline_s: float = 
     shm = f"/dev/shm/npu-matrix-test-{uuid.uuid4().hex}"
     step = Step("deploy", Command(sys.executable, (FAKE, str(port), lie, shm)), "out", 30.0, serves=True)
     reports: list[ServerReport] = []
+    used: set[str] = set()
 
     def attend(alive: Alive) -> None:
         asked = {"model_name": "mine", "messages": MESSAGES, "max_tokens": 8}
         reports.append(converse(port=port, **asked, deadline_s=deadline_s, alive=alive.is_alive, pids=alive.pids))  # type: ignore[arg-type]
+        used.update(shared_memory_of(alive.pids()))
 
-    before = shared_memory_names()
     nonce = uuid.uuid4().hex
     try:
         run = launch(step, nonce=nonce, work=work, search_path="", base_env=dict(os.environ), attend=attend, grace_s=1.0)
-        report = after_the_end(reports[0], before, within_s=0.3)
+        report = after_the_end(reports[0], frozenset(used), within_s=0.3)
     finally:
-        Path(shm).unlink(missing_ok=True)
+        for left in Path("/dev/shm").glob(f"{Path(shm).name}*"):
+            left.unlink()
     return StepResult(step, run, (witness(run),), Metrics((), {}), diagnose(run.log_tail, run)), report
 
 
@@ -143,14 +145,20 @@ def test_a_port_is_free_until_somebody_listens_on_it() -> None:
     assert port not in listening_ports([os.getpid(), 2**22 + 1])
 
 
-def test_shared_memory_that_a_live_process_holds_is_not_left_behind() -> None:
-    before = shared_memory_names()
-    path = Path(f"/dev/shm/npu-matrix-test-{uuid.uuid4().hex}")
+def test_only_the_shared_memory_of_the_run_counts_as_left_behind() -> None:
+    mine, other = (Path(f"/dev/shm/npu-matrix-test-{uuid.uuid4().hex}") for _ in range(2))
     report = ServerReport(port=free_port(), model_name="mine")
-    with path.open("w"):
-        assert path.name not in (after_the_end(report, before, within_s=0).shm_left or ())
-    assert path.name in (after_the_end(report, before, within_s=0).shm_left or ())
-    path.unlink()
+    other.touch()
+    try:
+        with mine.open("w"):
+            used = shared_memory_of([os.getpid()])
+        assert mine.name in used and other.name not in used
+        assert after_the_end(report, used, within_s=0).shm_left == (mine.name,)
+        mine.unlink()
+        assert after_the_end(report, used, within_s=0).shm_left == ()
+    finally:
+        other.unlink()
+        mine.unlink(missing_ok=True)
 
 
 KEYS = st.sampled_from(["choices", "usage", "message", "delta", "error", "prompt_tokens"])

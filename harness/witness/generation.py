@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from . import digest, model_view
-from .device import Device
+from .device import Device, simulated
 from .record import Session, session
 
 MARK = "__npu_matrix_witness__"
@@ -49,8 +49,11 @@ def describe(template: Any, model: Any, inputs: dict[str, Any], result: Any) -> 
     pad = template.tokenizer.pad_token_id
     ids, sequences = inputs.get("input_ids"), result if not hasattr(result, "sequences") else result.sequences
     outputs = template.get_generate_ids(sequences, 0 if ids is None else ids.shape[1])
+    device = Device.of(model)
     return {
-        "device": Device.of(model).name,
+        "device": device.name,
+        "device_name": device.product(),
+        "simulated": device.kind == "npu" and simulated(),
         "model_class": type(model_view.inner(model)).__name__,
         "adapters": model_view.active_adapters(model, inputs.get("adapter_names")),
         "prompt_ids": None if ids is None else prompts(ids, inputs.get("attention_mask")),

@@ -48,8 +48,12 @@ def active_adapters(model: Any, asked: list[str] | None) -> list[str]:
     return sorted([active] if isinstance(active, str) else active)
 
 
+NPU_PATCHES = "swift.model.npu_patch"
+
+
 def patched(model: Any) -> dict[str, str]:
-    """Class name to the module that its forward comes from, for each class whose forward was written elsewhere than the class."""
+    """Class name to the module that its forward comes from, for each class whose forward was written elsewhere than the class, and for
+    each class that ms-swift's NPU patches put in the place of the model's own."""
     found = {}
     for module in model.modules():
         kind = type(module)
@@ -58,6 +62,6 @@ def patched(model: Any) -> dict[str, str]:
         while isinstance(forward, functools.partial):
             forward = forward.func
         source = getattr(forward, "__module__", None)
-        if source is not None and source != owner.__module__:
+        if source is not None and (source != owner.__module__ or source.startswith(NPU_PATCHES)):
             found[kind.__name__] = str(source)
     return dict(sorted(found.items()))

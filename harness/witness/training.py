@@ -97,6 +97,7 @@ class Training:
                 lora_b_max_abs=digest.lora_b_max_abs(model),
                 patched=model_view.patched(model),
                 operators=None if self._counter is None else self._counter.calls(),
+                npu_calls=operators.npu_calls(),
             )
 
     def _where(self) -> dict[str, Any]:

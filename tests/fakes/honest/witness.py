@@ -104,6 +104,8 @@ class Witness:
         self.tell(
             "generate",
             device=self.device,
+            device_name="Ascend910B3" if self.device.startswith("npu") else "cpu",
+            simulated=False,
             model_class=model_class,
             adapters=self.habits.told_adapters(adapters),
             prompt_ids=[prompt],

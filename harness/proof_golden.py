@@ -1,0 +1,90 @@
+"""Proof against a golden: the same command with the same bytes in, run on a plain CPU, gives the same numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from harness.compare import Tolerance, check, check_error, largest_difference, plain_dtype
+from harness.found import Inference
+from harness.model import Comparison, Hardware, StepResult
+from harness.proof_infer import said
+from harness.proof_process import prove_device, prove_process
+from harness.tensors import TensorFile
+
+_DESIGN = "design section 4"
+# Losses and gradient norms, relative. The weights' measure is relative to the update: what training changed, not what it found.
+_LOGGED = {
+    "float32": Tolerance(1e-5, f"{_DESIGN}: fp32 loss and grad_norm 1e-5"),
+    "bfloat16": Tolerance(2e-3, f"{_DESIGN}: bf16 2e-3 with the attention path equal"),
+}
+_UPDATES = {
+    "float32": Tolerance(1e-3, "measured: see tests/test_proof_golden.py"),
+    "bfloat16": Tolerance(5e-2, "bf16 rounds each update to 2^-8 of the weight"),
+}
+_LOGITS = {"float32": Tolerance(1e-4, "measured: see tests/test_proof_golden.py"), "bfloat16": Tolerance(2e-2, f"{_DESIGN}: bf16")}
+
+
+REQUIRED_GOLDEN_TRAIN = ("golden.loss", "golden.grad_norm", "golden.weights", "train.patches", "train.patch_calls")
+REQUIRED_GOLDEN_INFER = ("golden.answers", "golden.logits")
+
+
+def prove_golden_train(
+    *, result: StepResult, golden: StepResult, dtype: str, finals: Sequence[TensorFile | None], base: TensorFile
+) -> tuple[Comparison, ...]:
+    """`result` against `golden`, the CPU run; `finals` are the last checkpoints' weights of both, `base` what both started from."""
+    process, witness = prove_process("golden", golden, "train_end")
+    made = list(process)
+    if witness is None:
+        return tuple(made)
+    made.append(prove_device("golden", Hardware.CPU, witness, witness.all("train_begin")))
+    rows, theirs = result.metrics.rows, golden.metrics.rows
+    aligned = [row.step for row in rows] == [row.step for row in theirs] and bool(rows)
+    for what in ("loss", "grad_norm"):
+        ours = [_number(getattr(row, what)) for row in rows]
+        expected = [_number(getattr(row, what)) for row in theirs]
+        error = largest_difference(expected, ours) if aligned else math.inf
+        said_of = f"{what} of every step as on the cpu"
+        made.append(check_error(f"golden.{what}", "golden.differs", error, _tolerance(_LOGGED, dtype), said_of))
+    made.append(_weights(finals, base, _tolerance(_UPDATES, dtype)))
+    return tuple(made)
+
+
+def prove_golden_answers(*, ours: Inference, golden: Inference, dtype: str) -> tuple[Comparison, ...]:
+    """Answers of one inference to the same checkpoint's on the CPU: the same text, and logits within the dtype's tolerance."""
+    texts = [[said(row.response) for row in one.answers.rows] for one in (ours, golden)]
+    same = bool(texts[0]) and texts[0] == texts[1]
+    found = "the same" if same else f"{texts[0]} against {texts[1]}"
+    made = [check("golden.answers", same, "golden.differs", "the cpu's answers", found)]
+    if ours.logits is None or golden.logits is None or ours.logits.shape != golden.logits.shape:
+        return (*made, check("golden.logits", False, "proof.witness_missing", "logits of both, of one shape", "not witnessed"))
+    theirs = golden.logits.astype(np.float64)
+    scale = float(np.abs(theirs).max()) or 1.0
+    error = float(np.abs(ours.logits.astype(np.float64) - theirs).max()) / scale
+    return (*made, check_error("golden.logits", "golden.differs", error, _tolerance(_LOGITS, dtype), "logits as on the cpu"))
+
+
+def _weights(finals: Sequence[TensorFile | None], base: TensorFile, tolerance: Tolerance) -> Comparison:
+    """max |ours - golden| / max |golden - base| over all tensors: relative to the largest change that training made."""
+    ours, golden = finals
+    if ours is None or golden is None or not ours.usable or not golden.usable or ours.tensors.keys() != golden.tensors.keys():
+        return check("golden.weights", False, "proof.checkpoint_missing", "the last weights of both runs, tensor by tensor", "not there")
+    apart = moved = 0.0
+    for name, tensor in golden.tensors.items():
+        theirs = tensor.values()
+        apart = max(apart, float(np.abs(ours.tensors[name].values() - theirs).max(initial=0.0)))
+        before = base.tensors.get(name)
+        found = before.values() if before is not None and before.shape == tensor.shape else np.zeros(tensor.shape)
+        moved = max(moved, float(np.abs(theirs - found).max(initial=0.0)))
+    error = apart / moved if moved else math.inf
+    return check_error("golden.weights", "golden.differs", error, tolerance, "weights as on the cpu, relative to the largest update")
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _tolerance(table: dict[str, Tolerance], dtype: str) -> Tolerance:
+    return table.get(plain_dtype(dtype), table["float32"])
