@@ -182,6 +182,7 @@ def test_a_row_that_sees_nothing_gives_zero_a_weight_of_nothing_and_no_gradient(
     assert not out[:, :, :2].any()
     assert out[:, :, 2:].any()
     assert bool(((largest + total.log())[:, :, :2] == float("-inf")).all())
+    assert bool((largest[:, :, :2] == torch.finfo(torch.float32).min).all())
     incoming = torch.ones_like(out)
     auto = torch.autograd.grad(out, (q, k, v), incoming)
     saved = {"softmax_max": largest, "softmax_sum": total, "attention_in": out.detach()}
