@@ -20,7 +20,7 @@ from harness.launch import Alive, Attendant
 from harness.model import Cell, Hardware, Metrics, Run, Stage, Step, StepResult, Weights
 from harness.proof_deploy import ServerReport
 from harness.sim.environment import sim_environment
-from harness.tiny import make_datasets, make_tiny_model
+from harness.tiny import SQUARE_EXPERTS, make_datasets, make_tiny_model
 
 HEALTHY = "none"
 PLUGIN = Path(__file__).parent / "witness" / "plugin" / "npu_matrix_witness.py"
@@ -65,7 +65,8 @@ class Bench:
         self.nonce = uuid.uuid4().hex
         self.work = host.runs / f"{cell.id}-{self.nonce[:8]}"
         self.datasets = {kind: str(path) for kind, path in make_datasets(host.cache).items()}
-        self.tiny = make_tiny_model(cell.model.family, host.cache) if weights is Weights.TINY else None
+        family = SQUARE_EXPERTS if cell.options.tiny_experts == "square" else cell.model.family
+        self.tiny = make_tiny_model(family, host.cache) if weights is Weights.TINY else None
         self.ran: dict[str, StepResult] = {}
         self.served: Served | None = None
 

@@ -71,12 +71,14 @@ def run_cell(
 ) -> Iterator[Evidence]:
     """Run the stages and those that they need; keep and yield each one's evidence as it comes. A stop ends after the current stage."""
     weights = host.weights_for(cell.model)
-    ruling = rules.rule_for(cell, matrix, hardware=host.hardware, weights=weights, rehearsal=host.rehearsal is not None)
     bench = Bench(cell, weights, host, launch, stop)
     golden = golden_bench(bench, golden_launch or launch)
     verdicts: dict[Stage, Verdict] = {}
     for stage in with_needed(stages, cell):
         began = datetime.now(timezone.utc)
+        ruling = rules.rule_for(
+            cell, matrix, hardware=host.hardware, weights=weights, rehearsal=host.rehearsal is not None, stage=stage
+        )
         gap = rules.proof_gap(cell, stage, hardware=host.hardware, weights=weights)
         blocker = "" if gap else next((str(s) for s in needed(stage, cell) if verdicts[s].kind is not VerdictKind.PASSED), "")
         steps, results, gap = _work(bench, stage, gap, blocker)
@@ -88,9 +90,10 @@ def run_cell(
         yield evidence
         if stop.is_set():
             break
-    if golden is not None:
-        golden.close(keep=False)
-    bench.close(keep=any(v.kind is VerdictKind.FAILED for v in verdicts.values()))
+    keep_files = any(v.kind is VerdictKind.FAILED for v in verdicts.values())
+    for one in (bench, golden):
+        if one is not None:
+            one.close(keep=keep_files)
 
 
 def needed(stage: Stage, cell: Cell) -> tuple[Stage, ...]:

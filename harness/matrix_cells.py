@@ -31,6 +31,7 @@ _OPTION_WORDS: Mapping[str, str] = {
     "npu_model_patch": "patch",
     "dtype": "",
     "use_mcore_gdn": "mcore_gdn",
+    "tiny_experts": "experts_",
 }
 _DEFAULTS = Options()
 

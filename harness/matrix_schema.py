@@ -40,6 +40,8 @@ KnownCount = Annotated[Count | None, BeforeValidator(_unknown_is_none), _or_unkn
 Billions = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 KnownBillions = Annotated[Billions | None, BeforeValidator(_unknown_is_none), _or_unknown({"type": "number", "exclusiveMinimum": 0})]
 Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+TinyExperts = Literal["square"]
+StageWord = Literal["train", "resume", "merge", "infer", "deploy", "eval", "rollout"]
 Dropout = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Attention = Literal["eager", "sdpa", "flash_attn"]
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -146,6 +148,7 @@ class OptionsShape(Shape):
     npu_model_patch: bool = True
     dtype: Dtype | None = None
     use_mcore_gdn: bool | None = None
+    tiny_experts: TinyExperts | None = None
 
 
 class BlockShape(Shape):
@@ -219,6 +222,8 @@ class WhenShape(Shape):
     npu_model_patch: list[bool] | None = None
     dtype: list[Dtype | None] | None = None
     use_mcore_gdn: list[bool | None] | None = None
+    tiny_experts: list[TinyExperts | None] | None = None
+    stage: list[StageWord] | None = None
 
 
 class RuleShape(Shape):

@@ -160,6 +160,7 @@ class Options:
     npu_model_patch: bool = True
     dtype: str | None = None
     use_mcore_gdn: bool | None = None
+    tiny_experts: str | None = None  # "square": experts whose packed weights could be read either way (2I == H); tiny models only
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from harness.compare import check
 from harness.found import AskedLora, CheckpointFiles
 from harness.model import Comparison, Weights, Witness
+from harness.packed_experts import packed
 from harness.tensors import Tensor, TensorFile, canonical, digest
 
 _TEXT_LINEAR = re.compile(r"(.*\.layers\.\d+\..+)\.weight")
@@ -137,7 +138,7 @@ def _other_digest(files: CheckpointFiles, step: int, witness: Witness, dtypes: f
     stored = _stored_dtypes(files)
     if not stored <= dtypes:
         return f"saved as {', '.join(sorted(stored))} from {', '.join(sorted(dtypes)) or 'unknown dtypes'}: no digest can be compared"
-    return _differs(digest(files.weights.tensors), _saved(witness, step).get("trainable_digest"))
+    return _differs(digest(packed(files.weights.tensors)), _saved(witness, step).get("trainable_digest"))
 
 
 def _stored_dtypes(files: CheckpointFiles) -> frozenset[str]:

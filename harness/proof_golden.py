@@ -15,16 +15,20 @@ from harness.proof_process import prove_device, prove_process
 from harness.tensors import TensorFile
 
 _DESIGN = "design section 4"
-# Losses and gradient norms, relative. The weights' measure is relative to the update: what training changed, not what it found.
+# Losses and gradient norms, relative. Weights are measured against the update, as root mean squares over all tensors: Adam moves an
+# entry whose gradient is nearly zero by the full learning rate one way or the other, so single entries of equal runs lie far apart.
 _LOGGED = {
     "float32": Tolerance(1e-5, f"{_DESIGN}: fp32 loss and grad_norm 1e-5"),
     "bfloat16": Tolerance(2e-3, f"{_DESIGN}: bf16 2e-3 with the attention path equal"),
 }
 _UPDATES = {
-    "float32": Tolerance(1e-3, "measured: see tests/test_proof_golden.py"),
+    "float32": Tolerance(5e-3, "measured on the simulated NPU, 6 tiny steps: LoRA 3.5e-4, full 1.8e-6; ten times that"),
     "bfloat16": Tolerance(5e-2, "bf16 rounds each update to 2^-8 of the weight"),
 }
-_LOGITS = {"float32": Tolerance(1e-4, "measured: see tests/test_proof_golden.py"), "bfloat16": Tolerance(2e-2, f"{_DESIGN}: bf16")}
+_LOGITS = {
+    "float32": Tolerance(1e-5, "as harness/compare.py takes an adapter's logits against its merged model's"),
+    "bfloat16": Tolerance(2e-2, "as harness/compare.py takes an adapter's logits against its merged model's"),
+}
 
 
 REQUIRED_GOLDEN_TRAIN = ("golden.loss", "golden.grad_norm", "golden.weights", "train.patches", "train.patch_calls")
@@ -67,19 +71,18 @@ def prove_golden_answers(*, ours: Inference, golden: Inference, dtype: str) -> t
 
 
 def _weights(finals: Sequence[TensorFile | None], base: TensorFile, tolerance: Tolerance) -> Comparison:
-    """max |ours - golden| / max |golden - base| over all tensors: relative to the largest change that training made."""
+    """|ours - golden| / |golden - base| as root mean squares over all entries of all tensors; a LoRA's base is zero."""
     ours, golden = finals
     if ours is None or golden is None or not ours.usable or not golden.usable or ours.tensors.keys() != golden.tensors.keys():
         return check("golden.weights", False, "proof.checkpoint_missing", "the last weights of both runs, tensor by tensor", "not there")
     apart = moved = 0.0
     for name, tensor in golden.tensors.items():
-        theirs = tensor.values()
-        apart = max(apart, float(np.abs(ours.tensors[name].values() - theirs).max(initial=0.0)))
-        before = base.tensors.get(name)
-        found = before.values() if before is not None and before.shape == tensor.shape else np.zeros(tensor.shape)
-        moved = max(moved, float(np.abs(theirs - found).max(initial=0.0)))
-    error = apart / moved if moved else math.inf
-    return check_error("golden.weights", "golden.differs", error, tolerance, "weights as on the cpu, relative to the largest update")
+        theirs, before = tensor.values(), base.tensors.get(name)
+        start = before.values() if before is not None and before.shape == tensor.shape else np.zeros(tensor.shape)
+        apart += float(np.square(ours.tensors[name].values() - theirs).sum())
+        moved += float(np.square(theirs - start).sum())
+    error = math.sqrt(apart / moved) if moved else math.inf
+    return check_error("golden.weights", "golden.differs", error, tolerance, "weights as on the cpu, relative to what training changed")
 
 
 def _number(value: float | None) -> float:

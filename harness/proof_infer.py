@@ -224,7 +224,7 @@ def _prove_trained(weights: Weights, trained: Inference, base: Inference) -> Com
 
 
 def _merged_equals_adapter(weights: Weights, adapter: Inference, merged: Inference) -> Comparison:
-    """Of a tiny model in float32, the texts. A real one is merged in bfloat16, which moves a near tie to another word: there, the logits."""
+    """Of a tiny model in float32, the texts. A real one is merged in bfloat16, where a near tie may turn: the logits."""
     name, cause = "infer.merged.equals_adapter", "infer.merged_differs"
     if weights is Weights.TINY:
         return _equal(name, cause, adapter, merged)

@@ -26,13 +26,15 @@ PROVED_ENGINES = frozenset({Engine.TRANSFORMERS})
 PROVED_ALGORITHMS = frozenset({Algorithm.SFT, Algorithm.DPO, Algorithm.PT, Algorithm.RM})
 PROVED_TUNERS = frozenset({Tuner.LORA, Tuner.FULL})
 PROVED_STAGES = frozenset({Stage.TRAIN, Stage.RESUME, Stage.MERGE, Stage.INFER, Stage.DEPLOY})
-TINY_FAMILIES = frozenset({"qwen2", "qwen3"})
+TINY_FAMILIES = frozenset({"qwen2", "qwen3", "qwen3_moe"})
 PROVED_FAMILIES = TINY_FAMILIES
 
 # A plain cpu runs these options; the others need an accelerator's kernels, or more ranks than one
-CPU_OPTIONS = frozenset({"lora_dropout", "dtype"})
+CPU_OPTIONS = frozenset({"lora_dropout", "dtype", "npu_model_patch", "tiny_experts"})
+PROVED_OPTIONS = frozenset({"npu_model_patch", "tiny_experts"})
 CPU_ATTENTION = frozenset({None, "eager", "sdpa"})
 
+STAGE = "stage"
 _NO_TEXT = frozenset({Algorithm.RM, Algorithm.EMBEDDING, Algorithm.SEQ_CLS, Algorithm.RERANKER})
 _TRAIN_AND_INFER = frozenset({Algorithm.PPO, Algorithm.GKD})
 _ROLLS_OUT = frozenset({Algorithm.GRPO, Algorithm.RLOO, Algorithm.PPO, Algorithm.GKD})
@@ -53,8 +55,13 @@ def field_of(cell: Cell, name: str) -> Any:
 
 
 def matches(rule: Rule, cell: Cell) -> bool:
-    """Whether every field that the rule names has one of the rule's values."""
-    return all(field_of(cell, name) in values for name, values in rule.when.items())
+    """Whether every field that the rule names has one of the rule's values. `stage` is no field of a cell: `rule_for` asks it."""
+    return all(field_of(cell, name) in values for name, values in rule.when.items() if name != STAGE)
+
+
+def concerns(rule: Rule, stage: Stage | None) -> bool:
+    """Whether the rule speaks of `stage` (None: of the cell as a whole). One that names no stage speaks of all."""
+    return STAGE not in rule.when or (stage is not None and stage in rule.when[STAGE])
 
 
 def changed_options(options: Options) -> tuple[str, ...]:
@@ -88,13 +95,17 @@ def applicable_stages(cell: Cell) -> tuple[Stage, ...]:
     return tuple(stage for stage in Stage if stage in asked)
 
 
-def rule_for(cell: Cell, matrix: Matrix, *, hardware: Hardware, weights: Weights, rehearsal: bool = False) -> Ruling:
+def rule_for(
+    cell: Cell, matrix: Matrix, *, hardware: Hardware, weights: Weights, rehearsal: bool = False, stage: Stage | None = None
+) -> Ruling:
     """What is asked of `cell` on `hardware` with `weights`: excluded, not runnable here, expected to fail, or run.
+
+    `stage`: what is asked of that stage; without it, of the cell, whatever is known of single stages.
 
     A limit of a cell that can't run here stays visible: the ruling is NOT_RUNNABLE and still names the issue. In a rehearsal an
     unknown revision or number of NPUs doesn't block, since nothing real is loaded.
     """
-    found = [rule for rule in matrix.rules if matches(rule, cell)]
+    found = [rule for rule in matrix.rules if matches(rule, cell) and concerns(rule, stage)]
     excluded = next((rule for rule in found if rule.kind is RulingKind.EXCLUDED), None)
     if excluded is not None:
         return _ruling(excluded)
@@ -123,7 +134,7 @@ def proof_gap(cell: Cell, stage: Stage, *, hardware: Hardware, weights: Weights)
     ):
         if value not in proved:
             return f"the proof of {noun} {value} isn't built yet"
-    changed = changed_options(cell.options)
+    changed = [name for name in changed_options(cell.options) if name not in PROVED_OPTIONS]
     return f"the proof of option {changed[0]} isn't built yet" if changed else ""
 
 
@@ -135,6 +146,8 @@ def _obstacle(cell: Cell, hardware: Hardware, weights: Weights, rehearsal: bool)
     """Why this host can't run the cell; empty where it can."""
     if hardware.is_npu and hardware not in cell.targets:
         return f"the cell is declared for {' and '.join(cell.targets)}, not for {hardware}"
+    if weights is Weights.REAL and cell.options.tiny_experts:
+        return "the shape of its experts is one of tiny models only"
     if weights is Weights.REAL:
         return _real_obstacle(cell, hardware, rehearsal)
     if cell.model.family not in TINY_FAMILIES:

@@ -166,7 +166,7 @@ def test_requiring_an_npu_where_there_is_none_fails_at_once(plant: Plant) -> Non
 
 def test_the_simulated_npu_is_refused_beside_a_trace_of_a_real_one_and_cpu_is_taken_when_asked_for(plant: Plant) -> None:
     root = plant(devices=1)
-    with pytest.raises(HostError, match="refused beside traces of a real one.*davinci0"):
+    with pytest.raises(HostError, match=r"refused beside traces of a real one.*davinci0"):
         choose_hardware("sim", root=root)
     assert choose_hardware("cpu", root=root).last_line == NO_NPU
 

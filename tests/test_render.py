@@ -15,7 +15,7 @@ from matrix_samples import MATRIX, STAGES, no_rule, required_stages
 
 from harness.errors import EvidenceError
 from harness.evidence import sealed
-from harness.model import Blame, Command, Evidence, Hardware, Outcome, Stage, Step, VerdictKind, Weights
+from harness.model import Blame, Command, Evidence, Hardware, Outcome, Step, VerdictKind, Weights
 from harness.redact import plain
 from harness.render import render_report, render_support
 from harness.render_strings import STRINGS

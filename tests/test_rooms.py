@@ -13,7 +13,8 @@ ROOMS = {
     0: ("model", "errors", "__init__"),
     1: (
         "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "symptoms", "causes", "compare", "proof_*", "judge",
-        "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi", "npu_patches",
+        "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi",
+        "npu_patches", "packed_experts",
     ),
     2: (
         "machine", "launch", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts", "model_folder",

@@ -38,9 +38,9 @@ def whole(parameter: Any) -> Iterator[Any]:
     if hasattr(parameter, "full_tensor"):  # FSDP2's DTensor
         yield parameter.detach().full_tensor()
     elif hasattr(parameter, "ds_id"):  # ZeRO-3
-        from deepspeed.zero import GatheredParameters
+        import deepspeed  # `zero` is an attribute of it, not a module to import from
 
-        with GatheredParameters([parameter]):
+        with deepspeed.zero.GatheredParameters([parameter]):
             yield parameter.detach()
     else:
         yield parameter.detach()
