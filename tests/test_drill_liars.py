@@ -22,6 +22,7 @@ NO_LIE = {
     "proof.nothing_compared": "says that a proof left something out; tests/test_judge.py",
     "proof.unnamed": "says that a proof forgot to name its cause; tests/test_judge.py",
     "proof.base_unreadable": "the harness made the base model itself; tests/test_proof_merge.py",
+    "proof.golden_missing": "a golden is run by the harness's own interpreter; tests/test_proof_golden.py",
     "proof.engine": "only the transformers engine runs here, and another one leaves no generate event at all",
     "run.not_started": "there is no program then; test_without_a_program_nothing_is_claimed",
 }

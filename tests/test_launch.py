@@ -69,7 +69,8 @@ def test_a_run_that_ends_by_itself_is_recorded_with_its_exit_code_and_log(go: Ca
 
 def test_the_environment_is_the_hosts_without_what_would_lead_the_child_astray(go: Callable[..., Run], nonce: str) -> None:
     base = {**os.environ, "NPROC_PER_NODE": "8", "RANK": "3", "NPU_MATRIX_CONTROL": "zero_moments", "KEPT": "yes"}
-    show = "import os; print(sorted((k, v) for k, v in os.environ.items() if k.startswith(('NP', 'RANK', 'KEPT', 'OMP', 'TORCH', 'MINE'))))"
+    names = ("NPROC_PER_NODE", "RANK", "KEPT", "OMP_NUM_THREADS", "TORCH_DEVICE_BACKEND_AUTOLOAD", "MINE")
+    show = f"import os; print(sorted((k, v) for k, v in os.environ.items() if k in {names} or k.startswith('NPU_MATRIX')))"
     run = go(python(show, env={"MINE": "1"}), base_env={**base, "OMP_NUM_THREADS": "2"})
     seen = dict(eval(run.log_tail))  # the child's own print of a list of pairs
     assert seen.pop("NPU_MATRIX_WITNESS_DIR").endswith("witness")

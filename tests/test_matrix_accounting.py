@@ -169,12 +169,15 @@ def test_the_flagship_is_the_quick_start_to_the_last_setting(matrix: Matrix) -> 
     )
 
 
-def test_the_skeleton_is_two_models_with_sft_and_dpo_lora_and_full_and_pt_and_rm(matrix: Matrix) -> None:
-    assert {c.id for c in matrix.cells if c.tier is Tier.PR} == {
+def test_the_skeleton_is_two_text_models_and_a_mixture_of_both_expert_shapes(matrix: Matrix) -> None:
+    dense = {
         f"{algorithm}-{model}-{tuner}-single"
         for model in ("qwen3_0_6b", "qwen2_5_0_5b_instruct")
         for algorithm, tuner in (("sft", "lora"), ("sft", "full"), ("dpo", "lora"), ("dpo", "full"), ("pt", "lora"), ("rm", "lora"))
     }
+    moe = "sft-qwen3_30b_a3b-full-single"
+    mixture = {moe, f"{moe}-experts_square", f"{moe}-no_patch", f"{moe}-no_patch-experts_square"}
+    assert {c.id for c in matrix.cells if c.tier is Tier.PR} == dense | mixture | {"sft-qwen3_0_6b-lora-single-no_patch"}
 
 
 def test_one_text_model_is_parsed_with_every_algorithm_tuner_and_strategy(matrix: Matrix) -> None:

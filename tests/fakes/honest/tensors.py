@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import io
 import json
@@ -11,7 +12,7 @@ import struct
 import sys
 import types
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,20 +119,30 @@ class _Tensor:
         return rebuild, (self.storage, 0, self.shape, strides, False, collections.OrderedDict())
 
 
-def _pretend_torch() -> None:
-    """pickle writes a global by import, so the two names that torch.load looks up must exist here."""
+def _rebuild_tensor_v2(storage: Any, offset: int, shape: tuple[int, ...], *rest: Any) -> Any:
+    return storage[offset : offset + int(np.prod(shape, dtype=np.int64))].reshape(shape).copy()
+
+
+@contextlib.contextmanager
+def _pretend_torch() -> Iterator[None]:
+    """pickle writes a global by import, so the two names that torch.load looks up must exist meanwhile, and no longer."""
     if "torch" in sys.modules:
+        yield
         return
     torch, inner = types.ModuleType("torch"), types.ModuleType("torch._utils")
     storage = type("FloatStorage", (), {"__module__": "torch"})
 
-    def _rebuild_tensor_v2(storage: Any, offset: int, shape: tuple[int, ...], *rest: Any) -> Any:
-        return storage[offset : offset + int(np.prod(shape, dtype=np.int64))].reshape(shape).copy()
+    def rebuild(*parts: Any) -> Any:
+        return _rebuild_tensor_v2(*parts)
 
-    _rebuild_tensor_v2.__module__, _rebuild_tensor_v2.__qualname__ = "torch._utils", "_rebuild_tensor_v2"
-    torch.FloatStorage, inner._rebuild_tensor_v2 = storage, _rebuild_tensor_v2  # type: ignore[attr-defined]
+    rebuild.__module__, rebuild.__qualname__ = "torch._utils", "_rebuild_tensor_v2"
+    torch.FloatStorage, inner._rebuild_tensor_v2 = storage, rebuild  # type: ignore[attr-defined]
     torch._utils = inner  # type: ignore[attr-defined]
     sys.modules.update({"torch": torch, "torch._utils": inner})
+    try:
+        yield
+    finally:
+        del sys.modules["torch"], sys.modules["torch._utils"]
 
 
 class _Pickler(pickle.Pickler):
@@ -157,16 +168,20 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(stream)
         self.archive, self.root = archive, root
 
+    def find_class(self, module: str, name: str) -> Any:
+        known = {("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2, ("torch", "FloatStorage"): np.ndarray}
+        return known.get((module, name)) or super().find_class(module, name)
+
     def persistent_load(self, pid: Any) -> Any:
         return np.frombuffer(self.archive.read(f"{self.root}/data/{pid[2]}"), dtype="<f4").astype(np.float32)
 
 
 def torch_save(path: Path, value: Any) -> None:
     """Write `value` (plain values and float32 arrays) so that torch.load reads the arrays back as tensors."""
-    _pretend_torch()
     stream = io.BytesIO()
     pickler = _Pickler(stream)
-    pickler.dump(value)
+    with _pretend_torch():
+        pickler.dump(value)
     root = path.stem
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(f"{root}/data.pkl", stream.getvalue())
@@ -178,7 +193,6 @@ def torch_save(path: Path, value: Any) -> None:
 
 def torch_load(path: Path) -> Any:
     """What torch_save wrote, with numpy arrays for tensors."""
-    _pretend_torch()
     with zipfile.ZipFile(path) as archive:
         root = archive.namelist()[0].split("/")[0]
         return _Unpickler(io.BytesIO(archive.read(f"{root}/data.pkl")), archive, root).load()
