@@ -17,6 +17,7 @@ from harness.proof_deploy import BAD_JSON, BAD_MODEL, NO_MESSAGES, Completion, S
 __all__ = ["after_the_end", "converse", "free_port", "listening_ports", "port_is_free"]
 
 _POLL_S = 0.25
+_DYING_S = 5.0
 _LARGEST_BODY_BYTES = 4 * 2**20
 
 
@@ -55,7 +56,10 @@ def _interview(talk: _Talk, report: ServerReport, messages: Sequence[Mapping[str
         NO_MESSAGES: talk.post(json.dumps({k: v for k, v in body.items() if k != "messages"}).encode()).status,
     }
     again = talk.complete(body)
-    lives = talk.alive()
+    # A server that no longer answers may still be on its way out: dead is told from deaf by waiting for that.
+    deadline = time.monotonic() + (_DYING_S if again.status is None else 0.0)
+    while (lives := talk.alive()) and time.monotonic() < deadline:
+        time.sleep(0.05)
     return replace(report, plain=plain, streamed=streamed, refusals=refusals, again=again, alive_after=lives, died=not lives)
 
 
