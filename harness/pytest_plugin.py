@@ -35,7 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--weights", default="auto", choices=["auto", "tiny", "real"], help="tiny random models or documented checkpoints")
     group.addoption("--tier", default="nightly", choices=["pr", "nightly", "weekly"], help="run cells of this cost and below (nightly)")
     group.addoption("--require-npu", action="store_true", help="fail at once where no NPU is usable")
-    group.addoption("--launcher", default="cli", choices=["cli", "warm"], help="how ms-swift is started (cli: as documented)")
+    launchers = "how ms-swift is started (cli: as documented; warm: forked, off NPUs only; auto: warm where it can be)"
+    group.addoption("--launcher", default="cli", choices=["cli", "warm", "auto"], help=launchers)
     group.addoption("--jobs", type=int, default=None, metavar="N", help="cells that run at the same time (cores on a CPU, 1 on NPUs)")
     group.addoption("--as-of", default=None, metavar="DATE", help="date of the tables (newest evidence's)")
     group.addoption("--rehearsal", default=None, metavar="ROOT", help="take /dev, /usr/local/Ascend and the programs from ROOT")

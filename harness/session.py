@@ -136,7 +136,7 @@ class Session:
             rehearsal=request.rehearsal,
             deadline_scale=request.deadline_scale,
             swift_cli_dir=_swift_cli_dir(),
-            launcher=request.launcher,
+            launcher={"auto": "cli" if choice.hardware.is_npu else "warm"}.get(request.launcher, request.launcher),
         )
 
     def all_wanted(self) -> Iterator[Wanted]:
