@@ -9,7 +9,7 @@ from harness.commands_flags import Change, Draft, Flags, NotBuilt, Places, finis
 from harness.commands_tables import GENERATION_SETTINGS, ONLINE, QUICK_START, TINY_NEW_TOKENS, deadline_s, family_names
 from harness.commands_train import WITNESSED, train_step
 from harness.errors import HarnessError
-from harness.model import Cell, Engine, Hardware, Step, Tuner, Weights
+from harness.model import Algorithm, Cell, Engine, Hardware, Step, Tuner, Weights
 
 PROMPT_WORDS = ("exit", "quit", "clear", "multi-line", "single-line", "reset-system")
 HUB_MODEL_ID = "npu-matrix/pushed"
@@ -104,6 +104,9 @@ def infer_step(scene: Scene, target: str, way: str = "") -> Step:
     name = f"infer-{target}" + (f"-{way}" if way else "")
     documented = documented_infer_flags(scene.cell, target, place_of(scene, target))
     changes = [*scene.model()] if target == "base" else []
+    if target == "base" and scene.cell.algorithm is Algorithm.PT:
+        plain = "pre-training's checkpoints answer without a chat template, and so does the base"
+        changes.append(Change("--use_chat_template", ("false",), plain))
     changes += [
         Change("--load_data_args", None, "every run answers the same rows"),
         Change("--stream", ("true" if way else "false",), "the plain answer is what the streamed ones are compared with"),
