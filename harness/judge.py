@@ -6,11 +6,14 @@ differs from the recomputed one is a forgery or a fault, and is refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.model import Blame, Comparison, Evidence, Outcome, Ruling, RulingKind, Run, Verdict, VerdictKind
 
 HEALTHY = "none"
+# A limit that names no causes is none of these: a mistyped command, a crash that says nothing and a proof that came to nothing look the
+# same whatever is broken
+NEVER_THE_LIMIT = ("args.", "run.", "proof.", "data.", "unknown")
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,17 @@ def _failure(case: Case) -> Verdict | None:
 def _against_expected_failure(ruling: Ruling, failure: Verdict | None) -> Verdict:
     if failure is None:
         return Verdict(VerdictKind.FIXED, f"passed, though expected to fail: {ruling.because}", HEALTHY)
-    if failure.blame in (Blame.PRODUCT, Blame.UNKNOWN):
-        return Verdict(VerdictKind.KNOWN_FAILURE, f"{ruling.because} (seen: {failure.because})", failure.cause, failure.blame)
-    return failure
+    if failure.blame not in (Blame.PRODUCT, Blame.UNKNOWN):
+        return failure
+    if not _is_the_limit(failure.cause, ruling.causes):
+        return replace(failure, because=f"{failure.because} (not the recorded limit: {ruling.because})")
+    return Verdict(VerdictKind.KNOWN_FAILURE, f"{ruling.because} (seen: {failure.because})", failure.cause, failure.blame)
+
+
+def _is_the_limit(cause: str, causes: tuple[str, ...]) -> bool:
+    if not causes:
+        return not cause.startswith(NEVER_THE_LIMIT)
+    return any(cause.startswith(known) if known.endswith(".") else cause == known for known in causes)
 
 
 def rejudge(evidence: Evidence) -> Verdict:

@@ -11,13 +11,16 @@ from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from harness.causes import CAUSES, blame_of
+from harness.commands_tables import FAMILIES
 from harness.errors import MatrixError, did_you_mean
 from harness.matrix_cells import Declared, expand_cells
 from harness.matrix_claims import check_document, expand_claims, read_tables
+from harness.matrix_hardware import check_hardware
 from harness.matrix_refusals import validated
-from harness.matrix_schema import MatrixShape, json_schema
+from harness.matrix_schema import MatrixShape, RuleShape, json_schema
 from harness.matrix_text import Source, read_yaml
-from harness.model import Algorithm, Cell, Hardware, Matrix, Model, Recipe, Rule, RulingKind, Stack
+from harness.model import Algorithm, Blame, Cell, Hardware, Matrix, Model, Recipe, Rule, RulingKind, Stack
 from harness.rules import matches
 
 __all__ = ["json_schema", "parse_matrix"]
@@ -31,7 +34,8 @@ def parse_matrix(text: str, source: str) -> Matrix:
     """
     read = read_yaml(text, source)
     shape = validated(read)
-    models = _models(shape)
+    models = _models(read, shape)
+    check_hardware(read, shape)
     recipes = _recipes(read, shape)
     declared = Declared(models, recipes, _default_recipes(read, shape))
     cells = expand_cells(read, shape, declared)
@@ -52,7 +56,11 @@ def parse_matrix(text: str, source: str) -> Matrix:
     return matrix
 
 
-def _models(shape: MatrixShape) -> dict[str, Model]:
+def _models(source: Source, shape: MatrixShape) -> dict[str, Model]:
+    for key, model in shape.models.items():
+        if model.family not in FAMILIES:
+            what = f"family {model.family!r} is no model family of ms-swift that is known here."
+            raise source.refuse(("models", key, "family"), what, did_you_mean(model.family, FAMILIES))
     return {
         key: Model(
             key=key,
@@ -100,10 +108,13 @@ def _stacks(source: Source, shape: MatrixShape) -> dict[str, Stack]:
         check_document(source, shape, ("stacks", key, "document"), stack.document)
         for component, versions in stack.requires.items():
             try:
-                SpecifierSet(versions)
+                asked = SpecifierSet(versions)
             except InvalidSpecifier:
                 what = f"{versions!r} is no version specifier for {component}."
                 raise source.refuse(("stacks", key, "requires", component), what, 'Write for example ">=2.7.1,<3".') from None
+            if asked.contains("0", prereleases=True):
+                what = f"{versions!r} lets every old {component} pass."
+                raise source.refuse(("stacks", key, "requires", component), what, 'Write from which version on, for example ">=2.7.1".')
         document = f"{shape.documents[stack.document].title} · {stack.section}"
         result[key] = Stack(
             key=key,
@@ -135,6 +146,7 @@ def _rules(source: Source, shape: MatrixShape, models: Mapping[str, Model]) -> t
             raise source.refuse(path, "a rule says either `exclude: true` or `expect: fail`.", "Keep one of them.")
         if rule.expect and not (rule.issue and rule.since and rule.recorded_on):
             raise source.refuse(path, "an expected failure needs issue, since and recorded_on.", "Say where it is recorded.")
+        _check_causes(source, path, rule)
         rules.append(
             Rule(
                 when=when,
@@ -144,9 +156,24 @@ def _rules(source: Source, shape: MatrixShape, models: Mapping[str, Model]) -> t
                 since=rule.since or "",
                 recorded_on=Hardware(rule.recorded_on) if rule.recorded_on else None,
                 line=source.line(path),
+                causes=tuple(rule.causes),
             )
         )
     return tuple(rules)
+
+
+def _check_causes(source: Source, path: tuple[str, int], rule: RuleShape) -> None:
+    if rule.causes and not rule.expect:
+        raise source.refuse((*path, "causes"), "only an expected failure has causes.", "Delete them, or write `expect: fail`.")
+    for number, cause in enumerate(rule.causes):
+        meant = [known for known in CAUSES if known == cause or (cause.endswith(".") and known.startswith(cause))]
+        if not meant:
+            groups = {known.partition(".")[0] + "." for known in CAUSES if "." in known}
+            known = groups if cause.endswith(".") else CAUSES
+            raise source.refuse((*path, "causes", number), f"cause {cause!r} is unknown.", did_you_mean(cause, known))
+        if not any(blame_of(known) in (Blame.PRODUCT, Blame.UNKNOWN) and known != "none" for known in meant):
+            what = f"cause {cause!r} is never the product's fault, so it can't be a limit of it."
+            raise source.refuse((*path, "causes", number), what, "Name what the product does.")
 
 
 def _refuse_unused(source: Source, matrix: Matrix) -> None:

@@ -32,7 +32,11 @@ def validated(source: Source) -> MatrixShape:
     try:
         return MatrixShape.model_validate(source.data)
     except ValidationError as error:
-        refusals = [_refusal(source, details) for details in error.errors(include_url=False)]
+        found = error.errors(include_url=False)
+        odd = {tuple(details["loc"][:-1]) for details in found if details["type"] == "extra_forbidden"}
+        # a key that is missing beside an unknown one is most likely that one, mistyped
+        told = [details for details in found if details["type"] != "missing" or tuple(details["loc"][:-1]) not in odd]
+        refusals = [_refusal(source, details) for details in told]
         raise min(refusals, key=lambda refusal: refusal[0])[1] from None
 
 

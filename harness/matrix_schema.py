@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from harness.model import Algorithm, Engine, Strategy, Tier, Tuner
 
@@ -35,7 +37,41 @@ def _or_unknown(schema: dict[str, Any]) -> Any:
     return WithJsonSchema({"anyOf": [schema, {"const": "unknown"}]})
 
 
-KnownText = Annotated[str | None, BeforeValidator(_unknown_is_none), _or_unknown({"type": "string", "minLength": 1})]
+def _real_date(value: str) -> str:
+    if value != "undated":
+        date.fromisoformat(value)
+    return value
+
+
+def _commit(value: Any) -> Any:
+    """A branch, a tag or a mistyped `unknown` would count as pinned, and move."""
+    known = _unknown_is_none(value)
+    if known is not None and not (isinstance(known, str) and re.fullmatch(_COMMIT, known)):
+        raise ValueError(f"{str(known)[:60]!r} pins nothing. Write a commit's 40 small hexadecimal digits, or `unknown`")
+    return known
+
+
+def _written(value: Any) -> Any:
+    if value is None:
+        raise ValueError("nothing is written. Write a value, or delete the key")
+    return value
+
+
+def _without_null(schema: dict[str, Any]) -> None:
+    """A setting may be left out, not left empty."""
+    for name, shape in schema["properties"].items():
+        kinds = [kind for kind in shape.pop("anyOf", []) if kind != {"type": "null"}]
+        shape.pop("default", None)
+        schema["properties"][name] = {**shape, **(kinds[0] if len(kinds) == 1 else {"anyOf": kinds})}
+
+
+_COMMIT = "^[0-9a-f]{40}$"
+Revision = Annotated[str | None, BeforeValidator(_commit), _or_unknown({"type": "string", "pattern": _COMMIT})]
+ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+DatePage = Annotated[str, Field(pattern=r"^(undated|\d{4}-\d{2}-\d{2})$"), AfterValidator(_real_date)]
+# Enough of a name to say which series it is; only an end may be left open
+ChipName = Annotated[str, Field(pattern=r"^(Ascend)?[0-9]{3}[A-Za-z0-9_-]*\*?$")]
+DeviceName = Annotated[str, Field(pattern=r"^Ascend[0-9]{3}[A-Za-z0-9_-]*\*?$")]
 KnownCount = Annotated[Count | None, BeforeValidator(_unknown_is_none), _or_unknown({"type": "integer", "minimum": 1, "maximum": 4096})]
 Billions = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 KnownBillions = Annotated[Billions | None, BeforeValidator(_unknown_is_none), _or_unknown({"type": "number", "exclusiveMinimum": 0})]
@@ -56,20 +92,20 @@ class DocumentShape(Shape):
 
     title: Text
     path: Text
-    date: Annotated[str, Field(pattern=r"^(undated|\d{4}-\d{2}-\d{2})$")]
+    date: DatePage
 
 
 class HardwareShape(Shape):
     product: Text
-    chips: Annotated[list[Text], Field(min_length=1)]
-    device_names: Annotated[list[Text], Field(min_length=1)]
+    chips: Annotated[list[ChipName], Field(min_length=1)]
+    device_names: Annotated[list[DeviceName], Field(min_length=1)]
 
 
 class ModelShape(Shape):
     """`params_b`: parameters in billions. `devices`: NPUs that the documents use, by target."""
 
-    id: Text
-    revision: KnownText
+    id: ModelId
+    revision: Revision
     family: Key
     params_b: KnownBillions
     devices: dict[Target, KnownCount]
@@ -79,6 +115,8 @@ class ModelShape(Shape):
 
 class SettingsShape(Shape):
     """What a documented command may set; every name means what ms-swift's flag of that name means."""
+
+    model_config = ConfigDict(json_schema_extra=_without_null)
 
     num_train_epochs: Number | None = None
     learning_rate: Number | None = None
@@ -104,6 +142,8 @@ class SettingsShape(Shape):
     served_model_name: Text | None = None
     output_dir: Text | None = None
 
+    _no_null = field_validator("*", mode="before")(_written)
+
 
 class RecipeShape(Shape):
     """A documented command's settings. `default_for`: algorithms whose cells take it when their block names none."""
@@ -120,7 +160,7 @@ class StackShape(Shape):
     document: Key
     section: Text
     requires: Annotated[dict[Component, str], Field(min_length=1)]
-    max_age_days: Annotated[int, Field(ge=1)]
+    max_age_days: Annotated[int, Field(ge=1, le=365)]
 
 
 class TableShape(Shape):
@@ -227,7 +267,11 @@ class WhenShape(Shape):
 
 
 class RuleShape(Shape):
-    """Excluded (`exclude: true`: the combination has no meaning), or expected to fail (a limit, with its issue and since when)."""
+    """Excluded (`exclude: true`: the combination has no meaning), or expected to fail (a limit, with its issue and since when).
+
+    `causes`: the cause ids of harness/causes.py that are the limit, or beginnings of them (`golden.`); a failure of another cause counts
+    as a failure. Without them a mistyped command, a crash without a known cause and a failed proof never count as the limit.
+    """
 
     when: WhenShape
     because: Text
@@ -236,6 +280,7 @@ class RuleShape(Shape):
     issue: Text | None = None
     since: Text | None = None
     recorded_on: Literal["cpu", "sim", "a2", "a3", "a5"] | None = None
+    causes: list[Text] = []
 
 
 class MatrixShape(Shape):

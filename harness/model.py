@@ -214,13 +214,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What is asked of a cell here, and why. `because` is empty only for RUN."""
+    """What is asked of a cell here, and why. `because` is empty only for RUN.
+
+    `causes`: for EXPECT_FAIL, the cause ids that are the recorded limit; one that ends in a dot stands for all that start with it.
+    """
 
     kind: RulingKind
     because: str = ""
     issue: str = ""
     since: str = ""
     recorded_on: Hardware | None = None
+    causes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -447,6 +451,7 @@ class Rule:
     since: str
     recorded_on: Hardware | None
     line: int
+    causes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

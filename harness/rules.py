@@ -116,7 +116,7 @@ def rule_for(
     if limit is None:
         return Ruling(RulingKind.NOT_RUNNABLE, obstacle)
     because = f"{obstacle} (known limit: {limit.because})"
-    return Ruling(RulingKind.NOT_RUNNABLE, because, limit.issue, limit.since, limit.recorded_on)
+    return Ruling(RulingKind.NOT_RUNNABLE, because, limit.issue, limit.since, limit.recorded_on, limit.causes)
 
 
 def proof_gap(cell: Cell, stage: Stage, *, hardware: Hardware, weights: Weights) -> str:
@@ -139,7 +139,7 @@ def proof_gap(cell: Cell, stage: Stage, *, hardware: Hardware, weights: Weights)
 
 
 def _ruling(rule: Rule) -> Ruling:
-    return Ruling(rule.kind, rule.because, rule.issue, rule.since, rule.recorded_on)
+    return Ruling(rule.kind, rule.because, rule.issue, rule.since, rule.recorded_on, rule.causes)
 
 
 def _obstacle(cell: Cell, hardware: Hardware, weights: Weights, rehearsal: bool) -> str:

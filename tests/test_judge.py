@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,42 @@ def test_an_expected_failure_that_fails_is_known_and_one_that_passes_is_not_gree
 
 def test_a_sick_device_does_not_count_as_the_documented_failure():
     assert judge(case(XFAIL, LOST)).kind is VerdictKind.FAILED
+
+
+ARGS = Outcome("args.unknown", Blame.PRODUCT, "remaining_argv: ['--tuner_typ']")
+EXIT_3 = Outcome("run.exit_nonzero", Blame.PRODUCT)
+UNREAD = Outcome("unknown", Blame.UNKNOWN, "something odd")
+GOLDEN = Comparison("golden.loss", False, "equal", "0.07", "golden.differs")
+RESUME = Comparison("resume.loaded", False, "step 3", "step 0", "resume.differs")
+
+
+@pytest.mark.parametrize("outcome", [ARGS, EXIT_3, UNREAD])
+def test_a_typo_or_a_crash_without_a_cause_is_not_the_recorded_limit(outcome):
+    verdict = judge(case(XFAIL, outcome))
+    assert (verdict.kind, verdict.cause, verdict.blame) == (VerdictKind.FAILED, outcome.cause, outcome.blame)
+    assert "not the recorded limit" in verdict.because
+
+
+def test_a_proof_that_came_to_nothing_is_not_the_recorded_limit():
+    assert judge(case(XFAIL, comparisons=(BAD,))).kind is VerdictKind.FAILED
+
+
+@pytest.mark.parametrize("causes", [("golden.differs",), ("golden.",), ("resume.", "golden.differs")])
+def test_a_limit_with_causes_is_known_by_them(causes):
+    assert judge(case(replace(XFAIL, causes=causes), comparisons=(GOLDEN,))).kind is VerdictKind.KNOWN_FAILURE
+
+
+@pytest.mark.parametrize("broken", [{"comparisons": (RESUME,)}, {"outcome": OOM}, {"outcome": EXIT_3}, {"comparisons": (BAD,)}])
+def test_a_failure_of_another_cause_than_the_limits_is_a_failure(broken):
+    assert judge(case(replace(XFAIL, causes=("golden.",)), **broken)).kind is VerdictKind.FAILED
+
+
+def test_the_beginning_of_a_cause_stands_for_others_only_with_its_dot():
+    assert judge(case(replace(XFAIL, causes=("golden",)), comparisons=(GOLDEN,))).kind is VerdictKind.FAILED
+
+
+def test_a_cause_that_is_named_counts_even_if_it_would_not_by_itself():
+    assert judge(case(replace(XFAIL, causes=("run.exit_nonzero",)), EXIT_3)).kind is VerdictKind.KNOWN_FAILURE
 
 
 def test_an_interrupted_run_is_neither_pass_nor_failure():

@@ -12,6 +12,9 @@ from harness.matrix import parse_matrix
 
 SMALL = (Path(__file__).parent / "matrix_small.yaml").read_text(encoding="utf-8")
 
+COMMIT = "c1899de289a04d12100db370d81485cdf75e47ca"
+LIMIT = "    recorded_on: a2\n"
+
 
 def line_of(text: str, part: str) -> int:
     return text[: text.index(part)].count("\n") + 1
@@ -53,7 +56,49 @@ REFUSED = {
     ),
     "an unknown option": ("{packing: true}", "{pakcing: true}", "pakcing", ["key 'pakcing' is unknown. Perhaps 'packing'?", "liger"]),
     "an unknown setting": ("settings: {max_length", "settings: {max_len", "max_len:", ["key 'max_len' is unknown. Perhaps 'max_length'?"]),
-    "an unknown key of a block": ("tier: weekly", "tyre: weekly", "limits:", ["key 'tier' is missing in 'limits'"]),
+    "an unknown key of a block, before the one that is missing": (
+        "tier: weekly",
+        "tyre: weekly",
+        "tyre",
+        ["key 'tyre' is unknown. Perhaps 'tier'?"],
+    ),
+    "a missing key": ("    tier: weekly\n", "", "limits:", ["key 'tier' is missing in 'limits'"]),
+    "a branch for a revision": (COMMIT, "main", "revision: main", ["'main' pins nothing. Write a commit's 40 small hexadecimal digits"]),
+    "a mistyped unknown": ("revision: unknown", "revision: unkown", "unkown", ["'unkown' pins nothing.", "or `unknown`"]),
+    "an empty revision": (COMMIT, '""', 'revision: ""', ["'' pins nothing"]),
+    "a short commit": (COMMIT, COMMIT[:8], f"revision: {COMMIT[:8]}", ["pins nothing"]),
+    "a family that ms-swift lacks": (
+        "family: qwen3,",
+        "family: qwen33,",
+        "qwen33",
+        ["family 'qwen33' is no model family", "Perhaps 'qwen3'?"],
+    ),
+    "a model id that is a path": ("id: Qwen/Qwen3-8B", "id: ../../etc", "../../etc", ["id is '../../etc'; expected: match pattern"]),
+    "a model id that is a flag": ("id: Qwen/Qwen3-8B", 'id: "--model"', "--model", ["id is '--model'"]),
+    "a model id that is a command": ("id: Qwen/Qwen3-8B", 'id: "Qwen/Qwen3; rm -rf x"', "rm -rf", ["id is 'Qwen/Qwen3; rm -rf x'"]),
+    "an empty version": ('">=2.7.1"', '""', 'requires: {torch: ""', ["'' lets every old torch pass"]),
+    "a version without a floor": ('">=2.7.1"', '"!=2.7.0"', "!=2.7.0", ["lets every old torch pass"]),
+    "evidence that never ages": ("max_age_days: 45", "max_age_days: 366", "max_age_days: 366", ["less than or equal to 365"]),
+    "a device name that fits all": ('["Ascend910_93*"]', '["*"]', '["*"]', ["device_names is '*'"]),
+    "a device name of two kinds of hardware": (
+        '["Ascend910_93*"]',
+        '["Ascend910*"]',
+        '["Ascend910*"]',
+        ["'Ascend910*' of a3 and 'Ascend910B*' of a2 fit the same device"],
+    ),
+    "a chip of two kinds of hardware": ("[Ascend910]", "[910B3]", "  a3:", ["'910B3' of a3 and '910B3' of a2 fit the same device"]),
+    "an empty setting": ("learning_rate: 1e-4", "learning_rate: null", "learning_rate: null", ["learning_rate: nothing is written"]),
+    "an unknown cause": (LIMIT, LIMIT + "    causes: [golden.difers]\n", "golden.difers", ["Perhaps 'golden.differs'?"]),
+    "an unknown group of causes": (LIMIT, LIMIT + "    causes: [gold.]\n", "gold.]", ["cause 'gold.' is unknown", "Perhaps 'golden.'?"]),
+    "a cause that is no limit of the product": (LIMIT, LIMIT + "    causes: [env.]\n", "env.]", ["never the product's fault"]),
+    "health as a cause": (LIMIT, LIMIT + "    causes: [none]\n", "causes: [none]", ["never the product's fault"]),
+    "causes of what is excluded": (
+        "    exclude: true\n",
+        "    exclude: true\n    causes: [golden.]\n",
+        "causes: [golden.]",
+        ["only an expected failure has causes"],
+    ),
+    "a day that is none": ("date: undated", "date: 2026-13-45", "2026-13-45", ["date: month must be in 1..12"]),
     "an unknown section": ("claims:\n", "claim:\n", "claim:\n", ["key 'claim' is unknown. Perhaps 'claims'?"]),
     "an unknown field of a rule": (
         "{engine: [vllm], tuner",
@@ -74,7 +119,7 @@ REFUSED = {
     "a number that is none": ("learning_rate: 1e-4", "learning_rate: .nan", ".nan", ["learning_rate is nan"]),
     "no devices": ("{a2: 4}", "{a2: 0}", "{a2: 0}", ["greater than or equal to 1"]),
     "a dropout of one": ("lora_dropout: 0.05", "lora_dropout: 1", "lora_dropout: 1", ["less than 1"]),
-    "nothing where unknown is meant": ("revision: abc123", "revision:", "revision:\n", ["Write `unknown` where it is not known"]),
+    "nothing where unknown is meant": (f"revision: {COMMIT}", "revision:", "revision:\n", ["Write `unknown` where it is not known"]),
     "a name with capitals": ("  flagship:", "  Flagship:", "Flagship", ["name 'Flagship' is not allowed. Use small letters"]),
     "an empty product": (
         "    engines: [vllm]\n",

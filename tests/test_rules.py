@@ -137,8 +137,25 @@ def test_a_rule_of_a_stage_speaks_of_that_stage_alone(matrix: Matrix) -> None:
         assert found.kind is (RulingKind.EXPECT_FAIL if stage is Stage.RESUME else RulingKind.RUN)
 
 
+@pytest.mark.parametrize(
+    ("cell_id", "stage", "causes"),
+    [
+        ("sft-qwen3_30b_a3b-full-single", Stage.RESUME, ("resume.differs", "resume.ignored")),
+        ("sft-qwen3_30b_a3b-full-single-experts_square", Stage.TRAIN, ("golden.differs",)),
+    ],
+)
+def test_a_ruling_carries_the_causes_of_its_limit(matrix: Matrix, cell_id: str, stage: Stage, causes: tuple[str, ...]) -> None:
+    found = rule_for(cell_of(matrix, cell_id), matrix, hardware=Hardware.SIM, weights=Weights.TINY, stage=stage)
+    assert (found.kind, found.causes) == (RulingKind.EXPECT_FAIL, causes)
+
+
+def test_what_this_harness_found_is_known_by_its_cause(matrix: Matrix) -> None:
+    assert all(rule.causes for rule in matrix.rules if rule.issue == "found by this harness")
+
+
 def test_a_pinned_model_with_known_devices_runs_with_real_weights(matrix: Matrix) -> None:
-    pinned = parse_matrix(TEXT.replace("id: Qwen/Qwen3-0.6B, revision: unknown", "id: Qwen/Qwen3-0.6B, revision: c1899de2"), "matrix.yaml")
+    commit = "c1899de289a04d12100db370d81485cdf75e47ca"
+    pinned = parse_matrix(TEXT.replace("Qwen/Qwen3-0.6B, revision: unknown", f"Qwen/Qwen3-0.6B, revision: {commit}"), "matrix.yaml")
     assert ruling(pinned, "sft-qwen3_0_6b-lora-single", Hardware.A2, Weights.REAL) == Ruling(RulingKind.RUN)
 
 
