@@ -159,11 +159,14 @@ def _report(args: argparse.Namespace, matrix: Matrix) -> int:
         return 1 if differences else 0
     written = [str(path.relative_to(args.root)) for path in report.write_report(args.root, matrix, store, as_of)]
     marks = report.count_marks(matrix, store, as_of)
+    refused = [str(error) for error in report.current_table(matrix, store, as_of)[1]]
     if args.json:
-        print(json.dumps({"written": written, "marks": dict(sorted(marks.items()))}, ensure_ascii=False, indent=1))
+        print(json.dumps({"written": written, "marks": dict(sorted(marks.items())), "refused": refused}, ensure_ascii=False, indent=1))
     else:
         print(f"written: {', '.join(written)}\nmarks: {', '.join(f'{n} {kind}' for kind, n in sorted(marks.items()))}")
-    return 0
+        for error in refused:
+            print(f"refused: {error}", file=sys.stderr)
+    return EvidenceError.exit_code if refused else 0
 
 
 def _import(args: argparse.Namespace, matrix: Matrix) -> int:

@@ -52,8 +52,8 @@ def from_json(text: str, where: str, *, rehearsal_ok: bool = False) -> Evidence:
     body = {k: v for k, v in found.items() if k != "sha256"}
     try:
         canonical, digest = _canonical(found), _digest(body)
-    except ValueError as error:
-        raise EvidenceError(where, f"holds a number that no evidence can hold ({error}).", _AGAIN) from error
+    except (ValueError, RecursionError) as error:
+        raise EvidenceError(where, f"holds a value that no evidence can hold ({error}).", _AGAIN) from error
     if found.get("sha256") != digest:
         what = f"its content has sha256 {digest[:12]}, but it says {str(found.get('sha256'))[:12]}: it was edited."
         raise EvidenceError(where, what, _AGAIN)

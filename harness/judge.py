@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from harness.consistency import missing_comparisons
 from harness.model import Blame, Comparison, Evidence, Outcome, Ruling, RulingKind, Run, Verdict, VerdictKind
 
 HEALTHY = "none"
@@ -82,8 +83,14 @@ def _is_the_limit(cause: str, causes: tuple[str, ...]) -> bool:
 
 
 def rejudge(evidence: Evidence) -> Verdict:
-    """The verdict that this evidence's own facts lead to."""
-    return judge(case_of(evidence))
+    """The verdict that this evidence's own facts lead to. Which comparisons a pass takes is asked anew, not read from the evidence."""
+    case = case_of(evidence)
+    return judge(replace(case, missing=tuple(dict.fromkeys((*case.missing, *missing_comparisons(evidence))))))
+
+
+def judge_under(evidence: Evidence, ruling: Ruling) -> Verdict:
+    """The verdict on what this evidence found, had `ruling` been asked of it."""
+    return judge(replace(case_of(evidence), ruling=ruling))
 
 
 def case_of(evidence: Evidence) -> Case:

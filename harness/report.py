@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from datetime import date
@@ -10,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from harness.errors import EvidenceError
-from harness.model import Cell, Hardware, Matrix, Ruling, Tier, Weights
+from harness.model import Cell, Evidence, Matrix, Ruling, Stage, Tier, Weights
 from harness.render import render_report, render_support
-from harness.rules import required_stages, rule_for
-from harness.store import Store, write_atomically
-from harness.support import SupportTable, support_table
+from harness.rules import proof_gap, required_stages, rule_for
+from harness.store import Store, read_regular, write_atomically
+from harness.support import SupportTable, support_table, worked_on
 
 _AGAIN = "Write it anew with `python -m harness report`, or restore what was changed."
 _SHOWN_DIFFERENCES = 20
@@ -36,9 +37,12 @@ def write_report(root: Path, matrix: Matrix, store: Store, as_of: date | None = 
 
 
 def check_report(root: Path, matrix: Matrix, store: Store, as_of: date | None = None) -> tuple[str, ...]:
-    """What differs between the reports below `root` and what their evidence gives, as `file:line: what`; empty when nothing does."""
+    """What differs between the reports below `root` and what their evidence gives, as `file:line: what`; empty when nothing does.
+
+    Evidence that is refused is a difference, and so is whatever lies among the evidence and is none.
+    """
     pages, refused = _pages(matrix, store, as_of)
-    differences = [str(error) for error in refused]
+    differences = [str(error) for error in (*refused, *store.strays())]
     for name, text in pages.items():
         differences += _differences(root / "reports" / name, f"reports/{name}", text)
     return tuple(differences)
@@ -49,7 +53,7 @@ def current_table(matrix: Matrix, store: Store, as_of: date | None = None) -> tu
     if store.rehearsal:
         raise EvidenceError(str(store.root), "is the store of a rehearsal, which proves nothing.", "Report from the repository's store.")
     evidence, refused = store.load_all(strict=False)
-    table = support_table(matrix, evidence, as_of, required_stages=required_stages, ruling=partial(_ruling, matrix))
+    table = support_table(matrix, evidence, as_of, required_stages=required_stages, ruling=partial(_ruling, matrix), gap=_gap)
     return table, refused
 
 
@@ -60,9 +64,15 @@ def count_marks(matrix: Matrix, store: Store, as_of: date | None = None) -> Coun
     return Counter(str(mark.kind) for mark in table.marks if mark.cell not in parsed_only)
 
 
-def _ruling(matrix: Matrix, cell: Cell, target: Hardware) -> Ruling:
-    """What matrix.yaml's rules say of the cell. Asked as a rehearsal asks, since what keeps a run from starting changes no mark."""
-    return rule_for(cell, matrix, hardware=target, weights=Weights.REAL, rehearsal=True)
+def _ruling(matrix: Matrix, cell: Cell, stage: Stage | None) -> Ruling:
+    """What matrix.yaml's rules say today of the cell, or of one of its stages. Asked for a place where it can run, and as a rehearsal asks,
+    since what keeps a run from starting changes no mark."""
+    weights = Weights.TINY if cell.options.tiny_experts else Weights.REAL
+    return rule_for(cell, matrix, hardware=cell.targets[0], weights=weights, rehearsal=True, stage=stage)
+
+
+def _gap(cell: Cell, piece: Evidence) -> str:
+    return proof_gap(cell, piece.stage, hardware=worked_on(piece), weights=piece.weights)
 
 
 def _pages(matrix: Matrix, store: Store, as_of: date | None) -> tuple[dict[str, str], tuple[EvidenceError, ...]]:
@@ -76,10 +86,12 @@ def _pages(matrix: Matrix, store: Store, as_of: date | None) -> tuple[dict[str, 
 
 
 def _differences(path: Path, name: str, expected: str) -> list[str]:
-    try:
-        found = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return [f"{name}: is missing. {_AGAIN}"]
+    try:
+        found = read_regular(path, name).decode("utf-8")
+    except EvidenceError as error:
+        return [f"{error.where}: {error.what} {_AGAIN}"]
     except UnicodeDecodeError as error:
         return [f"{name}: is no UTF-8 text (byte {error.start}). {_AGAIN}"]
     if found == expected:

@@ -3,17 +3,22 @@
 Bodies of evidence are asked in a fixed order, and the first that decides gives the mark: the target hardware with real weights, then
 with tiny ones, the simulated NPU, a plain cpu. A body is what one cell left under one stack; it decides when a required stage failed
 or when all of them passed. Only the first can say `verified`, only the second `tiny-npu`: nothing leads there from a sim or a cpu.
+
+What is asked comes from the matrix of today, never from the evidence: a piece of another model, revision, recipe or set of options counts
+for nothing, and what a piece found is judged again under the rules as they stand.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
+from harness.cell_facts import changes
 from harness.errors import EvidenceError
-from harness.evidence import UNWITNESSED, day, rank, stack_name, started
+from harness.evidence import MEASURED, UNWITNESSED, day, rank, stack_name, started
+from harness.judge import judge_under
 from harness.model import (
     Algorithm,
     Cell,
@@ -33,7 +38,10 @@ from harness.model import (
 )
 
 RequiredStages = Callable[[Algorithm, Tuner, Engine], tuple[Stage, ...]]
-RulingOf = Callable[[Cell, Hardware], Ruling]
+# What the matrix asks of a cell's stage; None: of the cell as a whole.
+RulingOf = Callable[[Cell, Stage | None], Ruling]
+# Why a pass of the piece's stage would prove nothing about the cell; "" where a proof is built.
+GapOf = Callable[[Cell, Evidence], str]
 
 # The weakest decides: the first of these that a required stage shows is the mark.
 _WEAKNESSES = (
@@ -42,6 +50,7 @@ _WEAKNESSES = (
     (VerdictKind.KNOWN_FAILURE, MarkKind.KNOWN_FAILURE),
     (VerdictKind.BLOCKED, MarkKind.BLOCKED),
 )
+_PASSES = frozenset({VerdictKind.PASSED, VerdictKind.FIXED})
 _SAID = frozenset({VerdictKind.PASSED, *(kind for kind, _ in _WEAKNESSES)})
 
 
@@ -77,12 +86,21 @@ class _Body:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a body says. `kind` is None while it decides nothing; `pieces` holds first what `date` and versions are taken from."""
+    """What a body says. `kind` is None while it decides nothing; `pieces` holds first what `date` and versions are taken from.
+
+    `measured`: something in it ran and counts; what is only blocked, or about another question, did not.
+    """
 
     body: _Body
     kind: MarkKind | None
     because: str
     pieces: tuple[Evidence, ...]
+    measured: bool = True
+
+    @property
+    def decides(self) -> bool:
+        """Whether it gives the mark wherever it stands. That a stage was blocked says nothing that another place could not say better."""
+        return self.kind is not None and self.kind is not MarkKind.BLOCKED
 
     @property
     def date(self) -> str:
@@ -90,7 +108,7 @@ class _Answer:
 
 
 def support_table(
-    matrix: Matrix, evidence: Iterable[Evidence], as_of: date | None, *, required_stages: RequiredStages, ruling: RulingOf
+    matrix: Matrix, evidence: Iterable[Evidence], as_of: date | None, *, required_stages: RequiredStages, ruling: RulingOf, gap: GapOf
 ) -> SupportTable:
     """The marks of `matrix` on the day `as_of` (default: that of the newest evidence).
 
@@ -103,13 +121,14 @@ def support_table(
             raise EvidenceError(f"evidence {piece.sha256[:8]} of {piece.cell}", "comes from a rehearsal.", "Report from another store.")
     as_of = as_of or max((day(e) for e in everything), default=None)
     known = tuple(e for e in everything if as_of and day(e) <= as_of)
-    folder = _Folder(matrix, known, as_of, required_stages)
+    known = tuple(_judged(e, cell, ruling) if (cell := matrix.cell(e.cell)) else e for e in known)
+    folder = _Folder(matrix, known, as_of, required_stages, ruling, gap)
     claims: dict[tuple[str | None, Hardware | None], list[str]] = defaultdict(list)
     for claim in matrix.claims:
         if claim.says not in claims[claim.cell, claim.target]:
             claims[claim.cell, claim.target].append(claim.says)
     marks = tuple(
-        folder.mark(cell, target, ruling(cell, target), "; ".join(claims.get((cell.id, target), ())))
+        folder.mark(cell, target, "; ".join(claims.get((cell.id, target), ())))
         for cell in matrix.cells
         for target in cell.targets
     )
@@ -128,17 +147,26 @@ def worked_on(evidence: Evidence) -> Hardware:
 class _Folder:
     """The evidence of one table, indexed by what it can answer."""
 
-    def __init__(self, matrix: Matrix, evidence: Iterable[Evidence], as_of: date | None, required_stages: RequiredStages) -> None:
+    def __init__(
+        self,
+        matrix: Matrix,
+        evidence: Iterable[Evidence],
+        as_of: date | None,
+        required_stages: RequiredStages,
+        ruling: RulingOf,
+        gap: GapOf,
+    ) -> None:
+        self._matrix, self._ruling, self._gap = matrix, ruling, gap
         self._stacks, self._as_of, self._required = matrix.stacks, as_of, required_stages
         found: dict[tuple[Weights, str, Hardware], dict[tuple[str, str], dict[Stage, Evidence]]] = defaultdict(lambda: defaultdict(dict))
         for piece in evidence:
-            if piece.verdict.kind not in _SAID or (piece.verdict.kind is VerdictKind.PASSED and piece.hardware is None):
+            if piece.verdict.kind not in _SAID or (piece.verdict.kind in _PASSES and piece.hardware is None):
                 continue
             stack = stack_name(piece.versions, matrix.stacks) if piece.hardware else UNWITNESSED
-            answers = piece.cell if piece.weights is Weights.REAL else piece.tiny_key
-            stages = found[piece.weights, answers, worked_on(piece)][piece.cell, stack]
-            if piece.stage not in stages or rank(stages[piece.stage]) < rank(piece):
-                stages[piece.stage] = piece
+            for answers in _answered_keys(piece, matrix):
+                stages = found[piece.weights, answers, worked_on(piece)][piece.cell, stack]
+                if piece.stage not in stages or rank(stages[piece.stage]) < rank(piece):
+                    stages[piece.stage] = piece
         for bodies in found.values():
             _drop_outlived_crashes(bodies)
         self._bodies = {
@@ -146,11 +174,12 @@ class _Folder:
             for key, bodies in found.items()
         }
 
-    def mark(self, cell: Cell, target: Hardware, ruling: Ruling, claimed: str) -> Mark:
+    def mark(self, cell: Cell, target: Hardware, claimed: str) -> Mark:
+        ruling = self._ruling(cell, None)
         if ruling.kind is RulingKind.EXCLUDED:
             return Mark(cell.id, target, MarkKind.EXCLUDED, ruling.because, claimed, None, "", {}, ())
         answers = list(self._answers(cell, target))
-        chosen = next((a for a in answers if a.kind is not None), None)
+        chosen = next((a for a in answers if a.decides), None) or next((a for a in answers if a.kind is not None), None)
         if chosen is None or chosen.kind is None:
             partial = answers[0] if answers else None
             because = partial.because if partial else _not_run(cell, target, ruling)
@@ -181,41 +210,56 @@ class _Folder:
                 if answers:
                     yield max(answers, key=lambda a: self._weight(cell, a))
 
-    def _weight(self, cell: Cell, answer: _Answer) -> tuple[bool, bool, int, date, str]:
-        """Deciding before partial (a partial run erases no mark), the cell's own run before a relative's, then a crash that nothing has
-        outlived, then a declared stack before another one; then the newest."""
+    def _weight(self, cell: Cell, answer: _Answer) -> tuple[bool, bool, bool, bool, int, date, str]:
+        """Deciding before partial (a partial run erases no mark), measured before blocked, the cell's own run before a relative's, then a
+        crash that nothing has outlived, then a declared stack before another one; then the newest."""
         body = answer.body
         standing = 2 if body.stack == UNWITNESSED else 1 if body.stack in self._stacks else 0
-        return (answer.kind is not None, body.cell == cell.id, standing, body.newest, body.stack)
+        return (answer.decides, answer.measured, answer.kind is not None, body.cell == cell.id, standing, body.newest, body.stack)
 
     def _fold(self, cell: Cell, target: Hardware, body: _Body) -> _Answer | None:
         required = self._required(cell.algorithm, cell.tuner, cell.engine)
-        stages = {stage: piece for stage in required if (piece := body.stages.get(stage)) is not None}
-        if not any(piece.weights is body.weights for piece in stages.values()):
+        found = {stage: piece for stage in required if (piece := body.stages.get(stage)) is not None}
+        if not found:
             return None
         runner = f"; ran as {body.cell}, whose tiny model stands for the family" if body.cell != cell.id else ""
+        against = {stage: why for stage, piece in found.items() if (why := self._not_counted(piece, cell))}
+        stages = {stage: _judged(piece, cell, self._ruling) for stage, piece in found.items() if stage not in against}
+        other = _about_another(against)
+        if not stages:
+            return _Answer(body, None, f"{other}{runner}", tuple(found.values()), measured=False)
+        measured = any(piece.verdict.kind in MEASURED for piece in stages.values())
         for verdict, kind in _WEAKNESSES:
             weak = next((p for p in stages.values() if p.verdict.kind is verdict), None)
             if weak is None or (kind is MarkKind.BLOCKED and not _is_blocked(weak, stages, required)):
                 continue
             rest = tuple(p for p in stages.values() if p is not weak)
-            return _Answer(body, kind, _because(weak, body) + runner, (weak, *rest))
+            return _Answer(body, kind, _because(weak, body) + runner, (weak, *rest), measured)
         passed = {stage: piece for stage, piece in stages.items() if piece.verdict.kind is VerdictKind.PASSED}
         pieces = tuple(sorted(passed.values(), key=lambda e: (day(e), e.sha256)))
-        missing = [str(stage) for stage in required if stage not in passed]
-        if missing or not required:
-            done = f"{', '.join(passed)} passed on {body.place}; " if passed else ""
-            return _Answer(body, None, f"{done}{', '.join(missing)} not run{runner}", pieces or tuple(stages.values()))
-        kind, because = self._positive(target, body, pieces)
+        missing = [str(stage) for stage in required if stage not in passed and stage not in against]
+        if missing or other or not required:
+            done = [f"{', '.join(passed)} passed on {body.place}"] if passed else []
+            lacking = [f"{', '.join(missing)} not run"] if missing else []
+            because = "; ".join([*done, *lacking, *([other] if other else [])])
+            return _Answer(body, None, f"{because}{runner}", pieces or tuple(stages.values()), measured)
+        kind, because = self._positive(cell, target, body, pieces)
         return _Answer(body, kind, because + runner, pieces)
 
-    def _positive(self, target: Hardware, body: _Body, pieces: tuple[Evidence, ...]) -> tuple[MarkKind, str]:
+    def _not_counted(self, piece: Evidence, cell: Cell) -> str:
+        """Why the piece says nothing about the cell of today; "" where it does."""
+        gap = self._gap(cell, piece) if piece.verdict.kind in _PASSES else ""
+        return ", ".join([*changes(piece, cell, self._matrix), *([gap] if gap else [])])
+
+    def _positive(self, cell: Cell, target: Hardware, body: _Body, pieces: tuple[Evidence, ...]) -> tuple[MarkKind, str]:
         names = ", ".join(str(e.stage) for e in sorted(pieces, key=lambda e: list(Stage).index(e.stage)))
         because = f"{names} passed on {body.place}"
         if not (body.hardware is target and target.is_npu):
             return (MarkKind.SIMULATED if body.hardware is Hardware.SIM else MarkKind.WIRED), because
         if body.weights is Weights.TINY:
             return MarkKind.TINY_NPU, because
+        if cell.model.revision is None:
+            return MarkKind.STALE, f"{because}, but matrix.yaml pins no revision of {cell.model.id}"
         stack = self._stacks.get(body.stack)
         if stack is None:
             return MarkKind.STALE, f"{because}, but {body.stack} is no declared stack"
@@ -227,6 +271,34 @@ class _Folder:
         if age_days > stack.max_age_days:
             return MarkKind.STALE, f"{because}, but {oldest.stage} is {age_days} days old and {stack.key} allows {stack.max_age_days}"
         return MarkKind.VERIFIED, because
+
+
+def _judged(piece: Evidence, cell: Cell, ruling: RulingOf) -> Evidence:
+    """The piece with what the matrix asks of the cell's stage now, and the verdict that its findings have under that."""
+    if piece.verdict.kind not in MEASURED:
+        return piece
+    asked = ruling(cell, piece.stage)
+    if asked == piece.ruling:
+        return piece
+    verdict = judge_under(piece, asked)
+    return replace(piece, ruling=asked, verdict=verdict) if verdict.kind in MEASURED else piece
+
+
+def _answered_keys(piece: Evidence, matrix: Matrix) -> tuple[str, ...]:
+    """The cell, or for tiny weights the tiny models, that a piece may answer for; the key that the matrix has given it since is among them,
+    so that the mark can say so."""
+    if piece.weights is Weights.REAL:
+        return (piece.cell,)
+    own = matrix.cell(piece.cell)
+    return tuple(dict.fromkeys((piece.tiny_key, own.tiny_key if own else piece.tiny_key)))
+
+
+def _about_another(against: Mapping[Stage, str]) -> str:
+    """What does not count and why, stages of one reason together."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for stage, why in against.items():
+        reasons[why].append(str(stage))
+    return "; ".join(f"evidence of {', '.join(names)} does not count: {why}" for why, names in reasons.items())
 
 
 def _drop_outlived_crashes(bodies: dict[tuple[str, str], dict[Stage, Evidence]]) -> None:

@@ -92,6 +92,8 @@ def summary(witness: Witness) -> Mapping[str, Any]:
         "generate": {
             "calls": len(generated),
             "devices": sorted({str(e.get("device")) for e in generated}),
+            "device_names": sorted({str(e["device_name"]) for e in generated if e.get("device_name")}),
+            "simulated": any(e.get("simulated") is True for e in generated),
             "model_classes": sorted({str(e.get("model_class")) for e in generated}),
             "dtypes": sorted({str(e.get("dtype")) for e in generated}),
             "adapters": sorted({str(name) for e in generated for name in _list(e.get("adapters"))}),

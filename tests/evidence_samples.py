@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
+from matrix_samples import MATRIX
 
+from harness.cell_facts import cell_facts
 from harness.evidence import sealed
 from harness.model import (
     Blame,
@@ -30,6 +33,28 @@ VERSIONS = {"ms-swift": "4.6.0", "torch": "2.9.0", "python": "3.11.7"}
 NPU_VERSIONS = {**VERSIONS, "torch_npu": "2.9.0", "cann": "9.0.0", "driver": "25.2.0"}
 
 
+DEVICES = {
+    Hardware.CPU: ("cpu", "x86_64"),
+    Hardware.SIM: ("npu:0", "Simulated"),
+    Hardware.A2: ("npu:0", "Ascend910B3"),
+    Hardware.A3: ("npu:0", "Ascend910_9382"),
+    Hardware.A5: ("npu:0", "Ascend950"),
+}
+
+
+def facts_of(cell: str) -> dict[str, str]:
+    """What the cell of that id in matrix_samples is; of another id, something of its own."""
+    known = MATRIX.cell(cell)
+    return cell_facts(known) if known else {"algorithm": "sft", "tuner": "lora", "model": cell}
+
+
+def witness(hardware: Hardware, versions: Mapping[str, str]) -> dict[str, Any]:
+    """The summary of a process that worked on `hardware`."""
+    device, name = DEVICES[hardware]
+    begun = {"device": device, "device_name": name, "simulated": hardware is Hardware.SIM}
+    return {"nonce": "n0", "rank": 0, "versions": dict(versions), "start": {}, "train_begin": begun, "faults": []}
+
+
 def sample(
     cell: str = "qwen3-sft-lora",
     stage: Stage = Stage.TRAIN,
@@ -47,6 +72,7 @@ def sample(
     step = Step("train", command, "<work>/out", 300.0, (Substitution("--max_steps", "unset", "3", "tiny runs are short"),))
     code = 1 if failed else 0
     run = Run("train", "n0", command.argv, command.env, started_at, 12.25, code, "exit", "<work>/log.txt", "log | tail\n", 512.0)
+    versions = changes.get("versions", NPU_VERSIONS if hardware is not None and hardware.is_npu else VERSIONS)
     evidence = Evidence(
         cell=cell,
         stage=stage,
@@ -55,7 +81,7 @@ def sample(
         asked=hardware or Hardware.CPU,
         stack="undeclared-0a1b2c3d",
         tiny_key=f"tiny-{cell}",
-        facts={"seed": 42},
+        facts={"seed": 42, **facts_of(cell)},
         nonce="n0",
         launcher="cli",
         started_at=started_at,
@@ -63,12 +89,12 @@ def sample(
         ruling=Ruling(RulingKind.RUN),
         steps=(step,),
         runs=(run,),
-        witnesses=({"event": "start", "rank": 0},),
+        witnesses=(witness(hardware, versions),) if hardware else (),
         metrics={"rows": [{"step": 1, "loss": 2.5}]},
         outcome=outcome,
         comparisons=(Comparison("loss is finite", not failed, "finite", "2.5"),),
         verdict=Verdict(kind, "unknown flag --train_type" if failed else "1 comparison holds", outcome.cause, outcome.blame),
-        versions=NPU_VERSIONS if hardware is not None and hardware.is_npu else VERSIONS,
+        versions=versions if hardware else {},
         machine={"cpu": "x86_64"},
     )
     return sealed(replace(evidence, **changes))

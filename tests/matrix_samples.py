@@ -10,6 +10,7 @@ from harness.model import (
     Cell,
     Claim,
     Engine,
+    Evidence,
     Hardware,
     Matrix,
     Model,
@@ -29,8 +30,8 @@ STACK = Stack("docs", "NPU support", {"torch": ">=2.7.1", "torch_npu": ">=2.7.1"
 RECIPE = Recipe("quick", "NPU support", "quick start", ("d",), {})
 
 
-def model(key: str, name: str, family: str) -> Model:
-    return Model(key, name, None, family, 8.0, {Hardware.A2: None})
+def model(key: str, name: str, family: str, revision: str | None = None) -> Model:
+    return Model(key, name, revision, family, 8.0, {Hardware.A2: None})
 
 
 def cell(cell_id: str, of: Model, **changes: object) -> Cell:
@@ -53,7 +54,8 @@ def cell(cell_id: str, of: Model, **changes: object) -> Cell:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-SMALL, BIG, OTHER = model("small", "Qwen/Qwen3-0.6B", "qwen3"), model("big", "Qwen/Qwen3-8B", "qwen3"), model("vl", "X/A|B_C-VL", "vl")
+SMALL, BIG = model("small", "Qwen/Qwen3-0.6B", "qwen3", "r1"), model("big", "Qwen/Qwen3-8B", "qwen3", "r2")
+OTHER = model("vl", "X/A|B_C-VL", "vl")
 CELLS = (
     cell("small", SMALL),
     cell("big", BIG),
@@ -108,9 +110,13 @@ def required_stages(algorithm: Algorithm, tuner: Tuner, engine: Engine) -> tuple
     return STAGES
 
 
-def no_rule(cell: Cell, target: Hardware) -> Ruling:
+def no_rule(cell: Cell, stage: Stage | None) -> Ruling:
     return Ruling(RulingKind.RUN)
 
 
-def ruled(cell_id: str, ruling: Ruling) -> Callable[[Cell, Hardware], Ruling]:
-    return lambda cell, target: ruling if cell.id == cell_id else Ruling(RulingKind.RUN)
+def no_gap(cell: Cell, piece: Evidence) -> str:
+    return ""
+
+
+def ruled(cell_id: str, ruling: Ruling) -> Callable[[Cell, Stage | None], Ruling]:
+    return lambda cell, stage: ruling if cell.id == cell_id else Ruling(RulingKind.RUN)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from matrix_samples import MATRIX, STAGES, no_rule, required_stages
+from matrix_samples import MATRIX, STAGES, no_gap, no_rule, required_stages
 
 from harness.errors import EvidenceError
 from harness.evidence import sealed
@@ -31,7 +31,7 @@ REAL = tuple(
 
 
 def table(*evidence: Evidence, as_of: date | None = None) -> SupportTable:
-    return support_table(MATRIX, evidence, as_of, required_stages=required_stages, ruling=no_rule)
+    return support_table(MATRIX, evidence, as_of, required_stages=required_stages, ruling=no_rule, gap=no_gap)
 
 
 def support(*evidence: Evidence, language: str = "en") -> str:

@@ -12,13 +12,13 @@ HARNESS = Path(__file__).resolve().parent.parent / "harness"
 ROOMS = {
     0: ("model", "errors", "__init__"),
     1: (
-        "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "symptoms", "causes", "compare", "proof_*", "judge",
-        "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi",
-        "npu_patches", "packed_experts",
+        "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptoms", "causes", "compare", "proof_*",
+        "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi",
+        "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words",
     ),
     2: (
-        "machine", "launch", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts", "model_folder",
-        "swift_parsers", "host", "warm*",
+        "machine", "launch", "supervised", "logs", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts",
+        "model_folder", "swift_parsers", "host", "warm*", "inputs", "interrupts",
     ),
     3: ("bench", "proving", "flow", "pool", "report", "session"),
     4: ("pytest_plugin", "__main__"),

@@ -8,7 +8,7 @@ import pytest
 from evidence_samples import NPU_VERSIONS, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matrix_samples import MATRIX, STAGES, no_rule, required_stages, ruled
+from matrix_samples import MATRIX, STAGES, no_gap, no_rule, required_stages, ruled
 
 from harness.errors import EvidenceError
 from harness.evidence import sealed
@@ -22,7 +22,7 @@ PASSED, FAILED = VerdictKind.PASSED, VerdictKind.FAILED
 
 
 def table(*evidence: Evidence, as_of: date | None = DAY, ruling: RulingOf = no_rule) -> SupportTable:
-    return support_table(MATRIX, evidence, as_of, required_stages=required_stages, ruling=ruling)
+    return support_table(MATRIX, evidence, as_of, required_stages=required_stages, ruling=ruling, gap=no_gap)
 
 
 def mark(*evidence: Evidence, cell: str = "small", target: Hardware = A2, **how: Any) -> Mark:
@@ -40,7 +40,7 @@ REAL_RUN = stages(A2, REAL)
 def test_without_evidence_nothing_is_said() -> None:
     found = table()
     assert {m.kind for m in found.marks} == {MarkKind.UNTESTED}
-    assert {m.because for m in found.marks} == {"not run (unknown: revision)"}
+    assert {m.because for m in found.marks} == {"not run", "not run (unknown: revision)"}
     assert len(found.marks) == 6
     assert mark(cell="zero2", target=Hardware.A3).claimed == "verified"
 
@@ -127,7 +127,7 @@ def test_a_blockage_whose_cause_has_passed_since_is_merely_not_run() -> None:
 
 @pytest.mark.parametrize("verdict", [VerdictKind.INTERRUPTED, VerdictKind.NOT_RUNNABLE, VerdictKind.UNTESTED])
 def test_what_measured_nothing_leaves_no_mark(verdict: VerdictKind) -> None:
-    assert mark(*stages(CPU, TINY, kind=verdict)).because == "not run (unknown: revision)"
+    assert mark(*stages(CPU, TINY, kind=verdict)).because == "not run"
 
 
 def test_a_pass_that_nobody_witnessed_counts_for_nothing_but_a_failure_does() -> None:
@@ -183,7 +183,7 @@ def test_excluded_and_known_limits_say_because() -> None:
     excluded = mark(*stages(CPU, TINY), ruling=ruled("small", Ruling(RulingKind.EXCLUDED, "no meaning")))
     assert (excluded.kind, excluded.because) == (MarkKind.EXCLUDED, "no meaning")
     limit = mark(ruling=ruled("small", Ruling(RulingKind.EXPECT_FAIL, "no kernel")))
-    assert (limit.kind, limit.because) == (MarkKind.UNTESTED, "not run (unknown: revision); documented limit: no kernel")
+    assert (limit.kind, limit.because) == (MarkKind.UNTESTED, "not run; documented limit: no kernel")
 
 
 ANY = st.builds(

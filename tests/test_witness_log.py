@@ -63,6 +63,7 @@ def test_evidence_gets_digests_and_devices_but_no_prompts() -> None:
     assert kept["steps"]["step"] == [1, 2, 3, 4]
     assert kept["generate"] == {
         "calls": 1, "devices": ["cpu"], "model_classes": ["Qwen2ForCausalLM"], "dtypes": ["float32"], "adapters": ["default"],
+            "device_names": [], "simulated": False,
     }  # fmt: skip
     assert "prompt_ids" not in json.dumps(kept) and "output_ids" not in json.dumps(kept)
 
