@@ -13,6 +13,7 @@ from typing import Any
 
 from harness import rules
 from harness.bench import HEALTHY, Bench, Launch
+from harness.cell_facts import cell_facts
 from harness.commands import NotBuilt
 from harness.commands_asked import trained_answers
 from harness.errors import HarnessError
@@ -45,6 +46,8 @@ from harness.witness_log import rank_zero, summary
 HEALTHY_EXCERPT, FAILED_EXCERPT = 800, 12_000
 
 Keep = Callable[[Evidence], object]
+# What leaves behind all that later stages read: an unexpected pass is a pass.
+PROCEEDS = frozenset({VerdictKind.PASSED, VerdictKind.FIXED})
 # What a stage reads of earlier ones: nothing can be said of it unless they passed.
 NEEDS = {
     Stage.TRAIN: (),
@@ -80,7 +83,7 @@ def run_cell(
             cell, matrix, hardware=host.hardware, weights=weights, rehearsal=host.rehearsal is not None, stage=stage
         )
         gap = rules.proof_gap(cell, stage, hardware=host.hardware, weights=weights)
-        blocker = "" if gap else next((str(s) for s in needed(stage, cell) if verdicts[s].kind is not VerdictKind.PASSED), "")
+        blocker = "" if gap else next((str(s) for s in needed(stage, cell) if verdicts[s].kind not in PROCEEDS), "")
         steps, results, gap = _work(bench, stage, gap, blocker)
         comparisons = () if gap or blocker else _proved(stage, bench, results, matrix, golden)
         evidence = _evidence(bench, matrix, stage, ruling, steps, results, comparisons, gap, blocker, verdicts, began, golden)
@@ -228,8 +231,7 @@ def _logged(results: tuple[StepResult, ...], golden: Bench | None) -> list[tuple
 
 def _facts(bench: Bench) -> dict[str, Any]:
     cell = bench.cell
-    facts: dict[str, Any] = {name: str(getattr(cell, name)) for name in ("algorithm", "tuner", "strategy", "engine")}
-    facts |= {"model": cell.model.id, "revision": cell.model.revision or "unknown", "family": cell.model.family, "recipe": cell.recipe.key}
+    facts: dict[str, Any] = dict(cell_facts(cell))
     if bench.host.hardware is Hardware.SIM:
         facts["simulated"] = "SIMULATED NPU: a torch device in host memory, no NPU hardware"
     if bench.tiny:
