@@ -253,7 +253,8 @@ def _check_verdict(evidence: Evidence, rejudge: Rejudge | None, where: str) -> N
     again = rejudge(evidence)
     if (again.kind, again.cause, again.blame) != (evidence.verdict.kind, evidence.verdict.cause, evidence.verdict.blame):
         stored, found = (f"{v.kind} {v.cause}".strip() for v in (evidence.verdict, again))
-        raise EvidenceError(where, f"says {stored}, but what it holds amounts to {found}: forged.", "Run the cell again.")
+        what = f"says {stored}, but what it holds amounts to {found} ({again.because}): forged, or judged by another harness."
+        raise EvidenceError(where, what, "Run the cell again.")
     if against := contradictions(evidence):
         more = f" (and {len(against) - 1} more contradictions)" if against[1:] else ""
         raise EvidenceError(where, f"contradicts itself: {against[0]}{more}: forged.", "Run the cell again.")
