@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from dataclasses import replace
-from datetime import date
+from datetime import date, datetime, timezone
 from pathlib import Path
 
 import pytest
 from evidence_samples import sample
 from matrix_samples import MATRIX
 
-from harness.errors import EvidenceError
+from harness.__main__ import main
+from harness.errors import EvidenceError, HostError
 from harness.evidence import from_json, to_json
 from harness.model import Evidence, VerdictKind
 from harness.report import check_report, count_marks, current_table, write_report
@@ -21,7 +25,7 @@ PAGES = ("support.md", "support.zh.md", "report.md")
 
 
 def stored(root: Path, *evidence: Evidence) -> Store:
-    store = Store(root, root / ".harness" / "evidence")
+    store = Store(root, root / ".harness" / "evidence", now=lambda: datetime(2026, 7, 1, tzinfo=timezone.utc))
     for piece in evidence:
         store.save(piece)
     return store
@@ -125,3 +129,44 @@ def test_ages_are_measured_on_the_day_asked_for(tmp_path: Path) -> None:
 
 def test_marks_are_counted_as_the_legend_counts_them(tmp_path: Path) -> None:
     assert count_marks(MATRIX, stored(tmp_path, *WHOLE)) == {"wired": 2, "untested": 3}
+
+
+def test_a_page_that_is_no_regular_file_is_a_difference_and_hangs_nobody(tmp_path: Path) -> None:
+    store = stored(tmp_path, *WHOLE)
+    write_report(tmp_path, MATRIX, store)
+    (tmp_path / "reports" / "support.md").unlink()
+    (tmp_path / "reports" / "support.md").mkdir()
+    (tmp_path / "reports" / "report.md").unlink()
+    os.mkfifo(tmp_path / "reports" / "report.md")
+    found = check_report(tmp_path, MATRIX, store)
+    assert [d.split(" ")[0] for d in found] == ["reports/support.md:", "reports/report.md:"]
+    with pytest.raises(HostError, match=r"support\.md"):
+        write_report(tmp_path, MATRIX, store)
+
+
+def test_a_stray_among_the_evidence_is_a_difference(tmp_path: Path) -> None:
+    store = stored(tmp_path, *WHOLE)
+    write_report(tmp_path, MATRIX, store)
+    (tmp_path / "reports" / "evidence" / "notes.txt").write_text("x")
+    assert [d.split(":")[0] for d in check_report(tmp_path, MATRIX, store)] == ["reports/evidence/notes.txt"]
+
+
+def test_evidence_of_the_future_changes_no_mark_whatever_day_is_asked_for(tmp_path: Path) -> None:
+    store = stored(tmp_path, *WHOLE, sample("small", tiny_key=CELL.tiny_key, started_at="2031-01-01T00:00:00+00:00"))
+    for as_of in (None, date(2026, 6, 2), date(2032, 1, 1)):
+        table, refused = current_table(MATRIX, store, as_of)
+        assert [e.what for e in refused] == ["says that it ran at 2031-01-01T00:00:00+00:00, which is yet to come."]
+        assert table.later == 0
+    assert table.as_of == date(2032, 1, 1)
+
+
+def test_the_command_names_what_it_refuses_and_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = stored(tmp_path, *WHOLE).save(sample("zero2", tiny_key="tiny-zero2"))
+    matrix = str(Path(__file__).resolve().parent.parent / "matrix.yaml")
+    path.write_bytes(path.read_bytes()[:-20])
+    assert main(["report", "--root", str(tmp_path), "--matrix", matrix]) == 4
+    assert f"refused: {path.relative_to(tmp_path)}:" in capsys.readouterr().err
+    assert main(["report", "--json", "--root", str(tmp_path), "--matrix", matrix]) == 4
+    assert "cut short" in str(json.loads(capsys.readouterr().out)["refused"])
+    shutil.rmtree(tmp_path / "reports" / "evidence")
+    assert main(["report", "--root", str(tmp_path), "--matrix", matrix]) == 0

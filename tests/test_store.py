@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 from dataclasses import replace
+from datetime import datetime, timezone
 from itertools import permutations
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from harness.store import Store, write_atomically
 
 
 def store(root: Path, **how: object) -> Store:
+    how.setdefault("now", lambda: datetime(2026, 7, 1, tzinfo=timezone.utc))
     return Store(root, root / ".harness" / "evidence", **how)  # type: ignore[arg-type]
 
 
@@ -266,3 +268,71 @@ def test_no_file_name_carries_more_than_the_key(tmp_path: Path) -> None:
     names = list(files(tmp_path))
     assert all(".." not in name and " " not in name for name in names)
     assert len(names) == 2
+
+
+# --- what is no regular file, no evidence, or of the future
+
+
+def test_only_regular_files_of_a_likely_size_are_read(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    real = kept.save(sample())
+    aside = tmp_path / "aside.json"
+    aside.write_bytes(real.read_bytes())
+    folder = real.parent
+    os.mkfifo(folder / "a-pipe.json")
+    (folder / "b-link.json").symlink_to(aside)
+    (folder / "c-loop.json").symlink_to(folder / "c-loop.json")
+    (folder / "d-device.json").symlink_to("/dev/zero")
+    (folder / "e-folder.json").mkdir()
+    with open(folder / "f-huge.json", "wb") as file:
+        file.truncate(17 * 2**20)
+    good, bad = kept.load_all(strict=False)
+    assert good == (sample(),)
+    assert [Path(e.where).name[0] for e in bad] == ["a", "b", "c", "d", "e", "f"]
+    for error, said in zip(bad, ["pipe", "link", "link", "link", "folder", "bytes"], strict=True):
+        assert said in error.what
+        assert error.where.startswith("reports/evidence/")
+    counts = store(tmp_path / "other").import_dir(kept.reports)
+    assert (counts.added, len(counts.refused)) == (1, 6)
+
+
+def test_evidence_behind_a_linked_folder_is_refused(tmp_path: Path) -> None:
+    there = store(tmp_path / "there").save(sample())
+    (tmp_path / "here/reports/evidence").mkdir(parents=True)
+    (tmp_path / "here/reports/evidence/qwen3-sft-lora").symlink_to(there.parent)
+    good, bad = store(tmp_path / "here").load_all(strict=False)
+    assert good == () and "linked folder" in bad[0].what
+
+
+@pytest.mark.parametrize(
+    "name", ["x.json", "README.md", ".DS_Store", "cell/notes.txt", "cell/deep/x.json", "cell/.x.tmp", "cell/" + "." + "0" * 32 + ".tmp"]
+)
+def test_a_stray_among_the_evidence_is_named(tmp_path: Path, name: str) -> None:
+    kept = store(tmp_path)
+    kept.save(sample())
+    assert kept.strays() == ()
+    stray = kept.reports / "evidence" / name
+    stray.parent.mkdir(parents=True, exist_ok=True)
+    stray.write_text("{}")
+    assert [e.where for e in kept.strays()] == ["reports/evidence/" + ("cell/deep" if "deep" in name else name)]
+
+
+def test_a_link_in_the_place_of_a_folder_is_a_stray(tmp_path: Path) -> None:
+    store(tmp_path / "there").save(sample())
+    (tmp_path / "here/reports").mkdir(parents=True)
+    (tmp_path / "here/reports/evidence").symlink_to(tmp_path / "there/reports/evidence")
+    assert [e.where for e in store(tmp_path / "here").strays()] == ["reports/evidence"]
+
+
+def test_what_is_yet_to_come_is_refused_by_the_clock_that_is_given(tmp_path: Path) -> None:
+    path = store(tmp_path).save(sample())
+    for day, taken in ((30, False), (31, True)):
+        kept = store(tmp_path, now=lambda day=day: datetime(2026, 5, day, 12, tzinfo=timezone.utc))
+        assert len(kept.load_all(strict=False)[0]) == taken
+        assert len(kept.import_dir(path.parent).refused) == (not taken)
+
+
+def test_json_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    for depth in (200, 900, 990, 5000):
+        (tmp_path / f"{depth}.json").write_text('{"schema": 1, "x": ' + "[" * depth + "]" * depth + "}")
+    assert len(store(tmp_path / "here").import_dir(tmp_path).refused) == 4
