@@ -42,6 +42,18 @@ def parse_logging(text: str) -> Metrics:
     return Metrics(tuple(rows), summary, tuple(faults))
 
 
+def as_logged(value: object) -> float | None:
+    """A witnessed number as ms-swift writes it into logging.jsonl: rounded to 8 digits (swift/trainers/patcher.py). None for none.
+
+    What is no number, and the text that stands for NaN or an infinity, becomes NaN, which equals nothing.
+    """
+    try:
+        found = _number(value)
+    except ValueError:
+        return math.nan
+    return found if found is None or not math.isfinite(found) else round(found, 8)
+
+
 def duplicated_steps(metrics: Metrics) -> tuple[int, ...]:
     """Steps that are logged more than once, ascending."""
     counted = Counter(row.step for row in metrics.rows)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
+from harness.metrics import as_logged
 from harness.tensors import digest, parse_safetensors
 from harness.tiny import make_datasets, make_tiny_model
 from harness.witness import record
@@ -100,7 +101,8 @@ def test_a_training_run_says_what_it_did_and_is_the_same_without_the_witness(
     straight: tuple[Path, list[dict[str, Any]]], cache: Path, tmp_path: Path
 ) -> None:
     folder, events = straight
-    assert [e["event"] for e in events] == ["start", "train_begin", "step", "step", "save", "step", "step", "save", "train_end", "end"]
+    two_steps = ["step", "log", "step", "log", "save"]
+    assert [e["event"] for e in events] == ["start", "train_begin", *two_steps, *two_steps, "train_end", "end"]
     assert {e["nonce"] for e in events} == {f"nonce of {folder.name}"}
     begin, end = one(events, "train_begin"), one(events, "train_end")
     assert (begin["device"], begin["simulated"], begin["wrapped_class"], begin["model_class"]) == (
@@ -108,6 +110,11 @@ def test_a_training_run_says_what_it_did_and_is_the_same_without_the_witness(
     )  # fmt: skip
     assert begin["optimizer_moment_norm"] is None and begin["control"] is None
     assert begin["trainable_digest"] != end["trainable_digest"] and end["lora_b_max_abs"] > 0
+    logged = [(as_logged(e["loss"]), as_logged(e["grad_norm"])) for e in events if e["event"] == "log"]
+    assert logged == rows(folder)
+    settings = begin["arguments"]
+    assert (settings["learning_rate"], settings["seed"], settings["data_seed"], settings["max_length"]) == (0.02, 42, 42, 256)
+    assert settings["dataset"] == [str(make_datasets(cache)["sft"])]
     tokens = [e["tokens"] for e in events if e["event"] == "step"]
     assert tokens == sorted(set(tokens)) and tokens[0] > 0
     for save in (e for e in events if e["event"] == "save"):

@@ -28,6 +28,7 @@ HOOKS = (
     Hook("transformers", "TrainerCallback.on_train_begin", "called after the checkpoint's weights, optimizer and scheduler were loaded"),
     Hook("transformers", "TrainerCallback.on_step_begin", "before the first micro batch of an optimizer step"),
     Hook("transformers", "TrainerCallback.on_step_end", "after the optimizer step"),
+    Hook("transformers", "TrainerCallback.on_log", "called before ms-swift rounds the row to 8 digits and appends it to logging.jsonl"),
     Hook("transformers", "TrainerCallback.on_save", "after <output_dir>/checkpoint-<step> was written"),
     Hook("transformers", "TrainerCallback.on_train_end", "after the last step"),
     Hook("transformers", "TrainerState.num_input_tokens_seen", "tokens, where --include_num_input_tokens_seen asks for them"),

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from . import digest, model_view, operators
@@ -15,6 +16,11 @@ from .record import Session, rss_mib, session
 CONTROL_VARIABLE = "NPU_MATRIX_CONTROL"
 ZERO_MOMENTS = "zero_moments"
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+LOGGED = ("loss", "grad_norm", "learning_rate")
+ARGUMENTS = (
+    "learning_rate", "seed", "data_seed", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "lr_scheduler_type",
+    "weight_decay", "warmup_ratio", "warmup_steps", "save_steps", "logging_steps", "num_train_epochs", "max_grad_norm", "output_dir",
+)  # fmt: skip
 
 
 class Training:
@@ -36,7 +42,13 @@ class Training:
             with opened.guard("on_train_begin"):
                 acted = self._control(opened)
                 opened.emit(
-                    "train_begin", **self._where(), **self._what(), **acted, global_step=state.global_step, max_steps=state.max_steps
+                    "train_begin",
+                    **self._where(),
+                    **self._what(),
+                    **acted,
+                    arguments=arguments(args, self.trainer),
+                    global_step=state.global_step,
+                    max_steps=state.max_steps,
                 )
                 if operators.asked():
                     self._counter = operators.Counter()
@@ -71,6 +83,12 @@ class Training:
                 peak_reserved_mib=device.peak_reserved_mib(),
                 rss_mib=rss_mib(),
             )
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        opened = session()
+        if opened is not None and isinstance(logs, dict) and "loss" in logs:
+            with opened.guard("on_log"):
+                opened.emit("log", step=state.global_step, **{name: number(logs.get(name)) for name in LOGGED})
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         opened = session()
@@ -139,6 +157,23 @@ class Training:
             elif asked is not None:
                 raise ValueError(f"{CONTROL_VARIABLE}={asked} is unknown. Known: {ZERO_MOMENTS}")
         return {"control": asked, "moments_zeroed": zeroed, "optimizer_moment_norm": moment_norm(optimizer)}
+
+
+def arguments(args: Any, trainer: Any) -> dict[str, Any]:
+    """What the trainer goes by: its own arguments, its template's max_length, and the data sets that ms-swift says it read.
+
+    An argument that this trainer does not have is left out; `dataset` is None where ms-swift saved no args.json.
+    """
+    found = {name: getattr(args, name) for name in ARGUMENTS if hasattr(args, name)}
+    found["lr_scheduler_type"] = getattr(found.get("lr_scheduler_type"), "value", found.get("lr_scheduler_type"))
+    saved = Path(str(args.output_dir)) / "args.json"
+    found["dataset"] = json.loads(saved.read_text(encoding="utf-8")).get("dataset") if saved.is_file() else None
+    return {**found, "max_length": getattr(getattr(trainer, "template", None), "max_length", None)}
+
+
+def number(value: Any) -> Any:
+    """A plain number of a logged value, which may be a tensor of one entry; anything else as it is."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def zero_stage(accelerator: Any) -> int | None:
