@@ -14,6 +14,16 @@ def trained_from(checkpoint: Path) -> Path | None:
     return Path(folder) if isinstance(folder, str) and Path(folder).is_dir() else None
 
 
+def config_of(folder: Path) -> Mapping[str, Any]:
+    """The folder's config.json; empty where there is none that can be read."""
+    return _object(folder / "config.json")
+
+
+def names_in(folder: Path) -> frozenset[str]:
+    """The names of all that lies in the folder; none where there is no such folder."""
+    return frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
+
+
 def is_tied(folder: Path) -> bool:
     """Whether the model's config says that input and output embeddings are one tensor."""
     return _object(folder / "config.json").get("tie_word_embeddings") is True

@@ -37,6 +37,8 @@ REQUIRED_DEPLOY = (
     "deploy.witness_whole",
     "deploy.witnessed",
     "deploy.argv",
+    "deploy.is_swift",
+    "deploy.witness_sane",
     "deploy.device",
     "deploy.generated",
 )

@@ -13,6 +13,7 @@ from harness.errors import HarnessError
 from harness.found import CheckpointFiles, Logits
 from harness.model import Comparison, StepResult
 from harness.proof_checkpoint import lora_pairs
+from harness.proof_config import Surroundings, prove_surroundings
 from harness.proof_process import prove_process
 from harness.tensors import Tensor, TensorFile, canonical, cast
 
@@ -38,8 +39,9 @@ def prove_merge(
     adapter: CheckpointFiles,
     merged: TensorFile | None,
     tied: bool,
+    surroundings: tuple[Surroundings, Surroundings],
 ) -> tuple[Comparison, ...]:
-    """Design section 4, row `merge`, of the files. `tied`: the model's config says tie_word_embeddings.
+    """Design section 4, row `merge`, of the files. `tied`: the model's config says tie_word_embeddings. `surroundings`: (base, merged).
 
     Logits, which inference witnesses, are proved by `prove_logits`. Tolerance: harness/compare.py merge_tolerance.
     """
@@ -56,6 +58,7 @@ def prove_merge(
     made.append(check("merge.present", not (empty and not damage), "proof.checkpoint_missing", "adapter and merged model", empty or "both"))
     if damage or empty or adapter.weights is None or merged is None:
         return tuple(made)
+    made += prove_surroundings(*surroundings)
     made.append(_prove_names(base, merged, tied))
     if not made[-1].ok:
         return tuple(made)

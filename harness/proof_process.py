@@ -8,6 +8,8 @@ from typing import Any
 
 from harness.compare import check
 from harness.model import Comparison, Hardware, StepResult, Strategy, Witness
+from harness.proof_asked import other_words
+from harness.proof_sanity import prove_sane, prove_swift
 from harness.witness_log import faults, rank_zero, workers
 
 
@@ -33,8 +35,11 @@ def prove_process(stage: str, result: StepResult, needs: str) -> tuple[tuple[Com
     made.append(check(f"{stage}.witnessed", not missing, "proof.witness_missing", f"events start and {needs}", lacking))
     start = witness.last("start")
     if start is not None:
-        lost = _lost_arguments(result.step.command.args, start.get("argv"))
-        made.append(check(f"{stage}.argv", not lost, "proof.argv", "every argument asked for", lost or "all"))
+        other = other_words(result.step.command.args, start.get("argv"))
+        made.append(check(f"{stage}.argv", not other, "proof.argv", "the arguments asked for, and no others", other or "so"))
+    if not missing:
+        made.append(prove_swift(stage, witness))
+        made.append(prove_sane(stage, witness, result.witnesses, result.run))
     return tuple(made), witness if all(c.ok for c in made) else None
 
 
@@ -87,22 +92,3 @@ def _where(event: Mapping[str, Any], witness: Witness, hardware: Hardware, devic
     told = "device_name" in event and bool(device_names)
     named = not told or any(fnmatch.fnmatchcase(str(name), pattern) for pattern in device_names)
     return is_npu and not simulated and named, text
-
-
-def _lost_arguments(asked: Sequence[str], argv: object) -> str:
-    """The options of `asked` that the process did not have, or had with other values."""
-    had = _options([str(word) for word in argv]) if isinstance(argv, list) else {}
-    lost = [" ".join((flag, *values)) for flag, values in _options(asked).items() if had.get(flag) != values]
-    return ", ".join(lost)
-
-
-def _options(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    flag = ""
-    for word in words:
-        if word.startswith("--"):
-            flag, _, value = word.partition("=")
-            found[flag] = (value,) if value else ()
-        elif flag:
-            found[flag] = (*found[flag], word)
-    return found

@@ -9,11 +9,14 @@ from harness.model import Algorithm, Comparison, Stage, Tuner, Weights
 from harness.proof_deploy import REQUIRED_DEPLOY
 from harness.proof_infer import wanted_inferences
 from harness.proof_resume import CONTROLS
-from harness.proof_train import LOGS_NO_LOSS
+from harness.proof_train import LOGS_NO_LOSS, LOSS_MAY_STAND
 
-_PROCESS = ("witness", "nonce", "witness_whole", "witnessed", "argv")
-_LOG = ("log", "rows_whole", "rows_once", "finite", "steps", "no_extra_steps", "order", "max_steps", "losses", "gradients")
-_BEGUN = ("device", "strategy", "begun", "max_steps_witnessed", "no_control")
+_PROCESS = ("witness", "nonce", "witness_whole", "witnessed", "argv", "is_swift", "witness_sane")
+_LOG = (
+    "log", "rows_whole", "rows_once", "finite", "steps", "no_extra_steps", "order", "max_steps", "losses", "gradients",
+    "losses_move", "rates",
+)  # fmt: skip
+_BEGUN = ("device", "strategy", "begun", "max_steps_witnessed", "no_control", "arguments", "log_witnessed")
 _TRAIN = (
     "base_model", "weights_changed", "steps_witnessed",
     *(f"checkpoint.{what}" for what in ("present", "whole", "of_this_run", "witnessed", "finite", "digest", "last", "optimizer")),
@@ -22,7 +25,8 @@ _TRAIN_LORA = ("adapter", "adapter_modules", "lora_b", "checkpoint.adapter", "ch
 _TRAIN_FULL = ("no_adapter", "checkpoint.trained")
 _RESUME = ("continues", "loaded", "optimizer", "losses_equal", "grad_norms_equal", "weights_equal")
 _MERGE = (
-    "base_model", "files", "present", "tensors", "adapter", "adapter_shapes", "sensitive", "happened", "values", "rest",
+    "base_model", "files", "present", "config", "tokenizer",
+    "tensors", "adapter", "adapter_shapes", "sensitive", "happened", "values", "rest",
     "logits_witnessed", "logits_finite", "logits", "logits_moved",
 )  # fmt: skip
 _INFER_ROLE = (
@@ -39,7 +43,9 @@ REQUIRED: Mapping[Stage, tuple[str, ...]] = {
 }
 
 # PPO logs no loss and no grad_norm, counts its updates by itself and skips the callbacks of a step.
-_NOT_OF_PPO = frozenset({"losses", "gradients", "max_steps_witnessed", "steps_witnessed"})
+_NOT_OF_PPO = frozenset(
+    {"losses", "gradients", "losses_move", "rates", "max_steps_witnessed", "steps_witnessed", "log_witnessed"}
+)
 
 
 def required(stage: Stage, *, weights: Weights, tuner: Tuner, algorithm: Algorithm) -> tuple[str, ...]:
@@ -58,6 +64,8 @@ def required(stage: Stage, *, weights: Weights, tuner: Tuner, algorithm: Algorit
             # A tiny model's tokenizer is ours, so its answers can always be decoded.
             names += [f"{prefix}.prompts"] if weights is Weights.TINY else []
         names += [] if tuner is Tuner.FULL else ["merged.equals_adapter"]
+    if algorithm in LOSS_MAY_STAND:
+        names = [name for name in names if name != "losses_move"]
     if algorithm in LOGS_NO_LOSS:
         names = [name for name in names if name not in _NOT_OF_PPO]
     return tuple(f"{stage}.{name}" for name in names)

@@ -14,7 +14,8 @@ from harness.causes import blame_of
 from harness.compare import Tolerance, check, check_error, largest_difference, logged_tolerance, weights_tolerance
 from harness.model import Cell, Comparison, Hardware, StepResult, Weights, Witness
 from harness.proof_process import prove_process
-from harness.proof_train import prove_begun, prove_log
+from harness.proof_sanity import prove_logged
+from harness.proof_train import LOGS_NO_LOSS, prove_begun, prove_log
 from harness.tensors import TensorFile
 from harness.witness_log import rank_zero
 
@@ -52,12 +53,14 @@ def prove_resume(
     of equal runs differ. `controls`: by name from CONTROLS, needed for tiny weights. Tolerances: harness/compare.py.
     """
     made = list(_prove_continues(cell, resumed, from_step, asked_steps))
+    sound = all(c.ok for c in made)
     process, witness = prove_process("resume", resumed, "train_end")
     made += process
     if witness is None:
         return tuple(made)
     made += prove_begun("resume", cell, hardware, resumed, witness, from_step, asked_steps, device_names)
     made.append(_prove_loaded(straight, witness, from_step))
+    made += prove_logged("resume", resumed.metrics, witness) if sound and cell.algorithm not in LOGS_NO_LOSS else ()
     if not all(c.ok for c in made):
         return tuple(made)
     norm = (witness.last("train_begin") or {}).get("optimizer_moment_norm")

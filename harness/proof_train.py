@@ -14,12 +14,17 @@ from harness.compare import check
 from harness.found import AskedLora, CheckpointFiles
 from harness.metrics import duplicated_steps
 from harness.model import Algorithm, Cell, Comparison, Hardware, MetricRow, Metrics, StepResult, Weights, Witness
+from harness.proof_asked import prove_arguments
 from harness.proof_checkpoint import prove_checkpoints, wanted_modules
 from harness.proof_process import prove_device, prove_process, prove_strategy
+from harness.proof_sanity import prove_logged
 from harness.tensors import TensorFile
 
 # TRL's PPO logs loss/policy_avg and the like, no loss and no grad_norm, and skips the callbacks of a step: it is proved by digests.
 LOGS_NO_LOSS = frozenset({Algorithm.PPO})
+# Where each answer is weighed against its group's mean, the loss of a first pass over it is zero by construction.
+LOSS_MAY_STAND = frozenset({Algorithm.GRPO, Algorithm.RLOO})
+FEW_ROWS = 3
 
 
 def prove_train(
@@ -37,11 +42,13 @@ def prove_train(
 ) -> tuple[Comparison, ...]:
     """Design section 4, row `train`. `save_steps` names every step at which a checkpoint must lie, the last one included."""
     made = list(prove_log("train", result.metrics, range(1, asked_steps + 1), asked_steps, cell.algorithm))
+    sound = all(c.ok for c in made)
     process, witness = prove_process("train", result, "train_end")
     made += process
     if witness is None:
         return tuple(made)
     made += prove_begun("train", cell, hardware, result, witness, 0, asked_steps, device_names)
+    made += prove_logged("train", result.metrics, witness) if sound and cell.algorithm not in LOGS_NO_LOSS else ()
     found = base.fault or f"{len(base.tensors)} tensors"
     made.append(check("train.base_model", base.usable, "proof.base_unreadable", "the base model's weights", found))
     if witness.last("train_begin") is None or not base.usable:
@@ -103,6 +110,21 @@ def _prove_numbers(stage: str, metrics: Metrics, algorithm: Algorithm) -> list[C
     flat = [f"step {row.step}: {row.grad_norm}" for row in rows if row.grad_norm is None or row.grad_norm <= 0]
     if not metrics.faults or any(row.grad_norm is not None and row.grad_norm <= 0 for row in rows):
         made.append(check(f"{stage}.gradients", not flat, "proof.grad_zero", "grad_norm > 0 each step", ", ".join(flat) or "positive"))
+    made += _prove_movement(stage, rows, algorithm)
+    return made
+
+
+def _prove_movement(stage: str, rows: Sequence[MetricRow], algorithm: Algorithm) -> list[Comparison]:
+    """Numbers of a training that goes somewhere: not one loss for all rows, and a rate that is above zero somewhere."""
+    losses = [row.loss for row in rows]
+    # Two losses may well be equal: DPO's are ln 2 until the adapter has moved.
+    frozen = len(losses) >= FEW_ROWS and len(set(losses)) == 1 and losses[0] is not None
+    told = f"{losses[0]} in each of {len(losses)} rows" if frozen else f"{len(set(losses))} losses in {len(losses)} rows"
+    rates = [row.learning_rate for row in rows]
+    moving = any(rate is not None and rate > 0 for rate in rates)
+    made = [check(f"{stage}.rates", moving, "proof.learning_rate_zero", "a learning rate above zero", rates)]
+    if algorithm not in LOSS_MAY_STAND:
+        made.insert(0, check(f"{stage}.losses_move", not frozen, "proof.constant_loss", "losses that differ", told))
     return made
 
 
@@ -137,6 +159,7 @@ def prove_begun(
         made.append(check(f"{stage}.max_steps_witnessed", found == max_steps, "proof.steps_extra", f"max_steps {max_steps}", found))
     control = begin.get("control")
     made.append(check(f"{stage}.no_control", control is None, "proof.optimizer", "no negative control in force", control))
+    made.append(prove_arguments(stage, result, begin))
     return tuple(made)
 
 

@@ -22,6 +22,7 @@ from harness.compare import check
 from harness.found import Inference, Role, Way
 from harness.model import Cell, Comparison, Hardware, Stage, StepResult, Tuner, Witness
 from harness.npu_patches import prove_patches
+from harness.proof_config import Surroundings
 from harness.proof_deploy import REQUIRED_DEPLOY, SAME_ANSWER, prove_deploy
 from harness.proof_golden import REQUIRED_GOLDEN_INFER, REQUIRED_GOLDEN_TRAIN, prove_golden_answers, prove_golden_train
 from harness.proof_infer import prove_infer
@@ -175,10 +176,17 @@ def _merge(bench: Bench) -> tuple[Comparison, ...]:
         adapter=adapter,
         merged=artifacts.read_tensors(merged) or TensorFile(str(merged), {}),
         tied=model_folder.is_tied(bench.base_folder() or merged),
+        surroundings=(_surroundings(bench.base_folder()), _surroundings(merged)),
     )
     logits = {name: artifacts.read_logits(bench.ran[step].witnesses) for name, step in _INFERRED.items() if step in bench.ran}
     dtype = asked_dtype(bench.ran["train"].step)
     return (*made, *prove_logits(base=logits.get("base"), adapter=logits.get("adapter"), merged=logits.get("merged"), dtype=dtype))
+
+
+def _surroundings(folder: Path | None) -> Surroundings:
+    if folder is None:
+        return Surroundings({}, frozenset(), None)
+    return Surroundings(model_folder.config_of(folder), model_folder.names_in(folder), artifacts.read_tokenizer(folder))
 
 
 _INFERRED = {"base": "infer-base", "adapter": "infer-adapter", "merged": "infer-merged"}

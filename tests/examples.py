@@ -39,6 +39,7 @@ NONCE = "nonce-of-this-run"
 HIDDEN, INNER, WORDS = 8, 12, 16
 LORA = AskedLora(rank=2, alpha=4.0)
 STEPS, SAVES = 4, (2, 4)
+BEGAN = 1767225600.0  # 2026-01-01T00:00:00Z
 PROJECTIONS = {
     "self_attn.q_proj": (HIDDEN, HIDDEN),
     "self_attn.k_proj": (HIDDEN // 2, HIDDEN),
@@ -135,26 +136,41 @@ def result(
 ) -> StepResult:
     """A run that exited with 0, witnessed by one process."""
     command = Command("swift", tuple(arguments))
-    run = Run(name, NONCE, command.argv, {}, "2026-01-01T00:00:00Z", 1.0, 0, "exit", "run.log", "")
+    run = Run(name, NONCE, command.argv, {}, "2026-01-01T00:00:00Z", 10.0, 0, "exit", "run.log", "")
     return StepResult(
         Step(name, command, "out", 60.0), run, (witness(events, nonce=nonce),), parse_logging(log), Outcome("none", Blame.UNKNOWN)
     )
 
 
 def witness(events: Sequence[Event], nonce: str = NONCE, pid: int = 7, rank: int = 0) -> Witness:
-    on_each = {"nonce": nonce, "pid": pid, "rank": rank, "world_size": 1, "time": 0.0}
+    on_each = {"nonce": nonce, "pid": pid, "rank": rank, "world_size": 1, "time": BEGAN + 1}
     return parse_witness("".join(json.dumps({**on_each, **event}) + "\n" for event in events), f"witness-{pid}.jsonl")
 
 
 def start(arguments: Sequence[str] = ARGUMENTS) -> Event:
-    return {"event": "start", "argv": ["/site/swift/cli/sft.py", *arguments[1:]], "versions": {"torch": "2.14.1", "torch_npu": None}}
+    versions = {"ms-swift": "4.6.0", "torch": "2.14.1", "transformers": "5.19.0", "python": "3.11.9", "torch_npu": None}
+    place = {"python": "/site/bin/python", "swift_file": "/site/swift/__init__.py"}
+    return {"event": "start", "argv": ["/site/swift/cli/sft.py", *arguments[1:]], "versions": versions, **place}
+
+
+def loss_of(step: int) -> float:
+    return 6.5 - 0.25 * step
+
+
+def log_events(steps: Sequence[int], scale: float = 1.0) -> list[Event]:
+    """What the trainer logged, to more digits than ms-swift writes."""
+    found = []
+    for step in steps:
+        norm = scale * (1.5 + 0.125 * step)
+        found.append({"event": "log", "step": step, "loss": scale * loss_of(step), "grad_norm": norm, "learning_rate": 0.01 + 1e-12})
+    return found
 
 
 def log_text(steps: Sequence[int] = range(1, STEPS + 1), max_steps: int = STEPS, scale: float = 1.0) -> str:
     """Losses and gradient norms that depend on the step alone, times `scale`."""
     rows: list[dict[str, Any]] = [
         {
-            "loss": round(scale * (6.5 - 0.25 * step), 8),
+            "loss": round(scale * loss_of(step), 8),
             "grad_norm": round(scale * (1.5 + 0.125 * step), 8),
             "learning_rate": 0.01,
             "global_step/max_steps": f"{step}/{max_steps}",
@@ -170,7 +186,9 @@ def weights_at(step: int, tuner: Tuner = Tuner.LORA) -> TensorFile:
     return adapter(seed=100 + step) if tuner is Tuner.LORA else base_model(seed=100 + step)
 
 
-def train_events(first: int = 0, last: int = STEPS, tuner: Tuner = Tuner.LORA, saves: Sequence[int] = SAVES) -> list[Event]:
+def train_events(
+    first: int = 0, last: int = STEPS, tuner: Tuner = Tuner.LORA, saves: Sequence[int] = SAVES, scale: float = 1.0
+) -> list[Event]:
     lora = tuner is Tuner.LORA
     before = digest((adapter(zero_b=True) if lora else base_model()).tensors)
     begin: Event = {
@@ -181,11 +199,13 @@ def train_events(first: int = 0, last: int = STEPS, tuner: Tuner = Tuner.LORA, s
         "trainable_digest": digest(weights_at(first, tuner).tensors) if first else before,
         "adapter_modules": sorted(MODULES) if lora else [],
         "lora": {"r": 2, "lora_alpha": 4, "lora_dropout": 0.05, "scaling": 2.0} if lora else None,
+        "arguments": {"max_steps": last, "output_dir": "out/v0-20260101"},
         "control": None, "moments_zeroed": None, "optimizer_moment_norm": 0.5 if first else None,
     }  # fmt: skip
     events: list[Event] = [start(), begin]
     for step in range(first + 1, last + 1):
         events.append({"event": "step", "step": step, "seconds": 0.1, "tokens": None, "rss_mib": 900.0})
+        events += log_events([step], scale)
         if step in saves:
             seen = digest(weights_at(step, tuner).tensors)
             events.append({"event": "save", "step": step, "dir": f"/out/v0/checkpoint-{step}", "trainable_digest": seen})

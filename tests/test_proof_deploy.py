@@ -31,8 +31,13 @@ REPORT = ServerReport(
     port_free=True,
     shm_left=(),
 )
-GENERATE: dict[str, Any] = {"event": "generate", "device": "cpu", "prompt_ids": [[1, 2, 3, 4, 5]], "output_ids": [[6, 7, 8, 9]]}
-WITNESS = Witness("n1", 7, 0, 1, "w", {}, ({"event": "start", "argv": ["deploy.py", *ARGS[1:]]}, GENERATE, GENERATE, GENERATE))
+BEGAN = 1767225600.0  # 2026-01-01T00:00:00Z
+TOKENS = {"prompt_ids": [[1, 2, 3, 4, 5]], "output_ids": [[6, 7, 8, 9]]}
+GENERATE: dict[str, Any] = {"event": "generate", "time": BEGAN + 4, "device": "cpu", **TOKENS}
+PLACE = {"python": "/site/bin/python", "swift_file": "/site/swift/__init__.py"}
+START: dict[str, Any] = {"event": "start", "time": BEGAN, "argv": ["deploy.py", *ARGS[1:]], **PLACE}
+VERSIONS = {"ms-swift": "4.6.0", "torch": "2.14.1", "transformers": "5.19.0", "python": "3.11.9"}
+WITNESS = Witness("n1", 7, 0, 1, "w", VERSIONS, (START, GENERATE, GENERATE, GENERATE))
 
 
 def witness_of(event: dict[str, Any]) -> Witness:
@@ -114,7 +119,7 @@ def test_a_server_that_ends_badly_is_told(change: Callable[[Run], Run], name: st
         ((), "deploy.witness", "proof.witness_missing"),
         ((replace(WITNESS, nonce="another"),), "deploy.nonce", "proof.witness_nonce"),
         ((replace(WITNESS, events=WITNESS.events[:1]),), "deploy.witnessed", "proof.witness_missing"),
-        ((replace(WITNESS, events=({"event": "start", "argv": []}, *WITNESS.events[1:])),), "deploy.argv", "proof.argv"),
+        ((replace(WITNESS, events=({**START, "argv": []}, *WITNESS.events[1:])),), "deploy.argv", "proof.argv"),
         ((witness_of({**GENERATE, "device": "npu:0"}),), "deploy.device", "proof.device"),
         ((replace(WITNESS, events=WITNESS.events[:3]),), "deploy.generated", "infer.not_generated"),
         ((witness_of({**GENERATE, "prompt_ids": [[1]]}),), "deploy.generated", "infer.not_generated"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from harness.found import CheckpointFiles, Role
 from harness.model import Algorithm, Blame, Comparison, Stage, Tuner, Weights
+from harness.proof_config import Surroundings
 from harness.proof_merge import prove_logits, prove_merge
 from harness.proof_required import missing_required
 from harness.tensors import Tensor, TensorFile
@@ -21,13 +22,16 @@ from harness.tensors import Tensor, TensorFile
 BASE, LORA = ex.base_model(), ex.weights_at(4)
 MERGED = ex.merged_model(BASE, LORA)
 RESULT = ex.result([ex.start(("export", "--merge_lora", "true"))], arguments=("export", "--merge_lora", "true"), name="merge")
+CONFIG = {"hidden_size": 8, "rope_theta": 1e6, "torch_dtype": "float32", "sliding_window": 32, "tie_word_embeddings": True}
+BESIDE = Surroundings(CONFIG, frozenset({"config.json", "tokenizer.json", "tokenizer_config.json"}), ex.VOCABULARY)
 WEIGHT = f"{ex.MODULES[0]}.weight"
 
 
 def prove(
     merged: TensorFile | None = MERGED, base: TensorFile = BASE, adapter: CheckpointFiles | None = None, tied: bool = True, **more: Any
 ) -> tuple[Comparison, ...]:
-    given = {"result": RESULT, "base": base, "adapter": adapter or ex.checkpoint(4), "merged": merged, "tied": tied, **more}
+    given = {"result": RESULT, "base": base, "adapter": adapter or ex.checkpoint(4), "merged": merged, "tied": tied}
+    given |= {"surroundings": (BESIDE, BESIDE), **more}
     return prove_merge(**given)
 
 
@@ -175,3 +179,41 @@ def test_an_integer_tensor_is_compared_by_its_bytes() -> None:
     assert ex.causes(prove(replace(MERGED, tensors={**MERGED.tensors, "ids": ints}), base)) == ()
     recast = replace(MERGED, tensors={**MERGED.tensors, "ids": Tensor("I32", (2,), np.arange(2, dtype="<i4").view(np.uint8))})
     assert ex.causes(prove(recast, base)) == ("merge.base_changed",)
+
+
+SAVED = {**{name: value for name, value in CONFIG.items() if name not in ("torch_dtype", "rope_theta")}, "dtype": "bfloat16"}
+SAVED |= {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "sliding_window": None}
+SAVED |= {"transformers_version": "5.19.0", "layer_types": ["full_attention"]}
+
+
+def beside(**fields: Any) -> tuple[str, ...]:
+    return ex.causes(prove(surroundings=(BESIDE, replace(BESIDE, **{"config": SAVED, **fields}))))
+
+
+def test_what_saving_rewrites_in_a_config_changes_no_model() -> None:
+    assert beside() == ()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {**SAVED, "hidden_size": 9},
+        {name: value for name, value in SAVED.items() if name != "hidden_size"},
+        {**SAVED, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}},
+        {**SAVED, "rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4}},
+        {**SAVED, "quantization_config": {"bits": 4}},
+    ],
+)
+def test_a_merged_model_of_another_config_is_refused(config: Mapping[str, Any]) -> None:
+    assert beside(config=config) == ("merge.config_differs",)
+
+
+@pytest.mark.parametrize("gone", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_merged_model_without_its_tokenizer_is_refused(gone: str) -> None:
+    assert beside(files=BESIDE.files - {gone}) == ("merge.config_differs",)
+
+
+def test_a_merged_model_that_spells_otherwise_is_refused() -> None:
+    tokens = {**ex.VOCABULARY.tokens, 100: "else"}
+    assert beside(vocabulary=replace(ex.VOCABULARY, tokens=tokens)) == ("merge.config_differs",)

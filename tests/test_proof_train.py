@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -98,6 +99,41 @@ def test_a_log_that_lies_is_named(name: str) -> None:
     assert ex.causes(prove(log=log)) == (cause,)
 
 
+def rows_with(**values: Any) -> str:
+    return "".join(json.dumps({**json.loads(line), **values} if '"loss"' in line and "log_history" not in line else json.loads(line)) + "\n"
+                   for line in LINES)  # fmt: skip
+
+
+def test_one_loss_for_all_steps_is_named() -> None:
+    frozen = ex.changed(ex.train_events(), "log", loss=2.5)
+    assert ex.causes(prove(log=rows_with(loss=2.5), events=frozen)) == ("proof.constant_loss",)
+
+
+def test_the_loss_of_a_group_s_first_pass_may_stand_still() -> None:
+    frozen = ex.changed(ex.train_events(), "log", loss=0.0)
+    made = prove(log=rows_with(loss=0.0), events=frozen, algorithm=Algorithm.GRPO)
+    assert ex.causes(made) == ()
+    assert missing_required(Stage.TRAIN, made, weights=Weights.TINY, tuner=Tuner.LORA, algorithm=Algorithm.GRPO) == ()
+
+
+@pytest.mark.parametrize("rate", [0.0, None])
+def test_a_training_without_a_learning_rate_is_named(rate: float | None) -> None:
+    still = ex.changed(ex.train_events(), "log", learning_rate=rate)
+    assert ex.causes(prove(log=rows_with(learning_rate=rate), events=still)) == ("proof.learning_rate_zero",)
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "learning_rate"])
+def test_a_number_that_the_trainer_did_not_log_is_named_to_the_last_digit(name: str) -> None:
+    shown = {"loss": 5.5, "grad_norm": 2.0, "learning_rate": 0.01}[name]
+    log = "".join(LINES[:3]) + json.dumps({**json.loads(LINES[3]), name: shown + 1e-8}) + "\n" + "".join(LINES[4:])
+    assert ex.causes(prove(log=log)) == ("proof.log_differs",)
+
+
+def test_a_log_that_nobody_witnessed_is_none() -> None:
+    silent = ex.bend(ex.train_events(), lambda e: None if e["event"] == "log" else e)
+    assert ex.causes(prove(events=silent)) == ("proof.log_differs",)
+
+
 EVENTS = ex.train_events()
 LIES: dict[str, tuple[list[Event], str]] = {
     "no start": (ex.bend(EVENTS, lambda e: None if e["event"] == "start" else e), "proof.witness_missing"),
@@ -115,7 +151,7 @@ LIES: dict[str, tuple[list[Event], str]] = {
     "begun in the middle": (ex.changed(EVENTS, "train_begin", global_step=2), "proof.steps_missing"),
     "asked for more": (ex.changed(EVENTS, "train_begin", max_steps=40), "proof.steps_extra"),
     "a control in force": (ex.changed(EVENTS, "train_begin", control="zero_moments"), "proof.optimizer"),
-    "logged but not taken": (ex.bend(EVENTS, lambda e: None if e.get("step") == 3 else e), "proof.steps_missing"),
+    "logged but not taken": (ex.bend(EVENTS, lambda e: None if (e["event"], e.get("step")) == ("step", 3) else e), "proof.steps_missing"),
     "another rank of LoRA": (
         ex.changed(EVENTS, "train_begin", lora={"r": 8, "lora_alpha": 4, "scaling": 0.5}), "proof.adapter_rank"),
     "another scaling": (ex.changed(EVENTS, "train_begin", lora={"r": 2, "lora_alpha": 4, "scaling": 1.0}), "proof.adapter_rank"),

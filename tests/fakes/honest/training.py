@@ -96,6 +96,9 @@ class Training:
         memory = {"peak_allocated_mib": 0.0, "peak_reserved_mib": 0.0, "rss_mib": 60.0}
         counted = self.tokens if self.arguments.flag("include_num_input_tokens_seen") else None
         self.witness.tell("step", step=step, seconds=seconds, tokens=counted, **memory)
+        # As transformers has it: the row as it is, before ms-swift rounds it.
+        logged = {name: row[name] for name in ("loss", "grad_norm", "learning_rate")}
+        self.witness.tell("log", step=step, **logged)
         self.log(row, step, time.monotonic() - began)
         return {**row, "step": step}
 
@@ -176,7 +179,32 @@ class Training:
             control=self.witness.control,
             moments_zeroed=2 * len(trainee.parameters) if self.witness.control and moments else None,
             optimizer_moment_norm=trainee.moment_norm if moments else None,
+            arguments=self._effective(),
         )
+
+    def _effective(self) -> dict[str, Any]:
+        """What this training goes by, under the names of transformers' arguments."""
+        given = self.arguments
+        seed = given.whole("seed", 42)
+        return {
+            "learning_rate": given.number("learning_rate", 1e-5 if given.text("tuner_type", "lora") == "full" else 1e-4),
+            "seed": seed,
+            "data_seed": given.whole("data_seed", seed),
+            "max_steps": self.steps,
+            "per_device_train_batch_size": given.whole("per_device_train_batch_size", 1),
+            "gradient_accumulation_steps": given.whole("gradient_accumulation_steps", 1),
+            "lr_scheduler_type": given.text("lr_scheduler_type", "cosine"),
+            "weight_decay": given.number("weight_decay", 0.1),
+            "warmup_ratio": given.number("warmup_ratio", 0),
+            "warmup_steps": given.whole("warmup_steps", 0),
+            "save_steps": given.whole("save_steps", 500),
+            "logging_steps": given.whole("logging_steps", 5),
+            "num_train_epochs": given.number("num_train_epochs", 3),
+            "max_grad_norm": given.number("max_grad_norm", 1.0),
+            "output_dir": str(self.checkpoints.folder),
+            "dataset": given.words("dataset"),
+            "max_length": given.whole("max_length", 0) or None,
+        }
 
     def _lora(self) -> dict[str, float] | None:
         if self.trainee.tuner != "lora":

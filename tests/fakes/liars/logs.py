@@ -96,7 +96,35 @@ class Unordered(Honest):
         return [*lines, *self.held] if _step(row) == 4 else lines
 
 
+class Frozen(Replaced):
+    """One loss at every step."""
+
+    def log_lines(self, row: dict[str, Any]) -> list[str]:
+        return Honest.log_lines(self, {**row, "loss": 2.5} if _step(row) else row)
+
+
+class Scaled(Honest):
+    def log_lines(self, row: dict[str, Any]) -> list[str]:
+        return super().log_lines({**row, "loss": round(row["loss"] * 0.5, 8)} if _step(row) else row)
+
+
+class Polished(Replaced):
+    """The last digit of one gradient norm."""
+
+    key, value = "grad_norm", "1.00000001"
+
+
+class NoRate(Honest):
+    def log_lines(self, row: dict[str, Any]) -> list[str]:
+        return super().log_lines({**row, "learning_rate": 0.0} if _step(row) else row)
+
+
 LIES = (
+    Lie("one_loss_for_all_steps", "train", "proof.constant_loss", "product", Frozen),
+    Lie("losses_halved", "train", "proof.log_differs", "product", Scaled),
+    Lie("one_number_polished", "train", "proof.log_differs", "product", Polished),
+    Lie("losses_halved_after_resume", "resume", "proof.log_differs", "product", Scaled),
+    Lie("learning_rate_of_zero", "train", "proof.learning_rate_zero", "product", NoRate),
     Lie("no_log", "train", "proof.no_log", "product", NoLog),
     Lie("fewer_steps", "train", "proof.steps_missing", "product", FewerSteps),
     Lie("hidden_step", "train", "proof.steps_missing", "product", HiddenSteps),

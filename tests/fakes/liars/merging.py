@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 
 from fakes.honest.habits import Honest
@@ -58,7 +61,28 @@ class SaysSomethingElse(Honest):
         return {**weights, name: weights[name] * np.float32(1.01)}
 
 
+class OtherConfig(Honest):
+    """The weights are right; the config beside them turns positions faster."""
+
+    def finish(self, method: str, code: int) -> int:
+        path = _output(self.asked) / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "rope_theta": 500.0}))
+        return code
+
+
+class HalfTokenizer(Honest):
+    def finish(self, method: str, code: int) -> int:
+        (_output(self.asked) / "tokenizer_config.json").unlink()
+        return code
+
+
+def _output(argv: list[str]) -> Path:
+    return Path(argv[argv.index("--output_dir") + 1])
+
+
 LIES = (
+    Lie("merged_config_changed", "merge", "merge.config_differs", "product", OtherConfig),
+    Lie("merged_without_tokenizer_config", "merge", "merge.config_differs", "product", HalfTokenizer),
     Lie("base_copied_as_merged", "merge", "merge.not_merged", "product", BaseAsMerged),
     Lie("merged_with_another_scale", "merge", "merge.wrong_values", "product", AnotherScale),
     Lie("one_module_not_merged", "merge", "merge.wrong_values", "product", OneModuleOnly),

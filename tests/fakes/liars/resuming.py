@@ -29,7 +29,7 @@ class AnewInDisguise(Honest):
     def witnessed(self, event: dict[str, Any]) -> dict[str, Any] | None:
         if event["event"] == "train_begin":
             return {**event, "global_step": 3, "optimizer_moment_norm": 1.0}
-        return None if event["event"] in ("step", "save") and event["step"] <= 3 else event
+        return None if event["event"] in ("step", "log", "save") and event["step"] <= 3 else event
 
 
 class Untrained(Honest):

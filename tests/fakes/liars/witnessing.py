@@ -81,7 +81,90 @@ class Sharded(Honest):
         return {**event, "numel_local": event["numel_local"] // 2, "zero_stage": 3}
 
 
+class MoreArguments(Honest):
+    """Words behind the asked ones, which argparse lets win, in forms that name no asked flag."""
+
+    def argv(self, argv: list[str], environment: dict[str, str]) -> list[str]:
+        return [*argv, "--learning_rate", "0.004"]
+
+    def seen_argv(self, argv: list[str]) -> list[str]:
+        return [*argv[:-2], "--learning-rate", "0.004"]
+
+
+class OtherRate(OtherArguments):
+    """Another learning rate is obeyed, and the argument list that the process shows is the asked one."""
+
+    def seen_argv(self, argv: list[str]) -> list[str]:
+        return self.asked
+
+
+class OtherOrder(Honest):
+    """Rows in another order than --seed gives, which no asked word says."""
+
+    def argv(self, argv: list[str], environment: dict[str, str]) -> list[str]:
+        return [*argv, "--data_seed", "7"]
+
+    def seen_argv(self, argv: list[str]) -> list[str]:
+        return self.asked
+
+
+class Nameless(Honest):
+    """Some program that trains, and is no ms-swift."""
+
+    def witnessed(self, event: dict[str, Any]) -> dict[str, Any]:
+        if event["event"] != "start":
+            return event
+        return {**event, "versions": {**event["versions"], "ms-swift": None}}
+
+
+class OfEarlier(Honest):
+    """A witness that was written an hour before the run."""
+
+    def witnessed(self, event: dict[str, Any]) -> dict[str, Any]:
+        return {**event, "time": event["time"] - 3600}
+
+
+class BackInTime(Honest):
+    def witnessed(self, event: dict[str, Any]) -> dict[str, Any]:
+        return {**event, "seconds": -event["seconds"]} if event["event"] == "step" else event
+
+
+class TrainedTwice(Honest):
+    """A second process carries the nonce and says that it trained as well."""
+
+    def finish(self, method: str, code: int) -> int:
+        folder = Path(os.environ["NPU_MATRIX_WITNESS_DIR"])
+        mine, other = os.getpid(), os.getpid() + 1
+        text = (folder / f"witness-{mine}.jsonl").read_text()
+        (folder / f"witness-{other}.jsonl").write_text(text.replace(f'"pid": {mine}', f'"pid": {other}'))
+        return code
+
+
+class DataChanged(Honest):
+    """The data set is written anew before it is read."""
+
+    def begin(self, method: str) -> None:
+        path = Path(self.asked[self.asked.index("--dataset") + 1])
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[:8] * (len(lines) // 8)))
+
+
+class ModelChanged(Honest):
+    def begin(self, method: str) -> None:
+        path = Path(self.asked[self.asked.index("--model") + 1]) / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-4] + bytes(4))
+
+
 LIES = (
+    Lie("words_added", "train", "proof.argv", "product", MoreArguments),
+    Lie("other_rate_in_silence", "train", "proof.argv", "product", OtherRate),
+    Lie("other_order_in_silence", "train", "proof.argv", "product", OtherOrder),
+    Lie("not_ms_swift", "train", "proof.not_swift", "environment", Nameless),
+    Lie("witness_of_earlier", "train", "proof.witness_fault", "harness", OfEarlier),
+    Lie("seconds_below_zero", "train", "proof.witness_fault", "harness", BackInTime),
+    Lie("trained_twice", "train", "proof.witness_fault", "harness", TrainedTwice),
+    Lie("data_set_changed", "train", "proof.inputs_changed", "environment", DataChanged),
+    Lie("base_model_changed", "train", "proof.inputs_changed", "environment", ModelChanged),
     Lie("witness_stripped", "train", "proof.witness_missing", "harness", Unwitnessed),
     Lie("callback_stripped", "train", "proof.witness_missing", "harness", Uncalled),
     Lie("witness_of_another_run", "train", "proof.witness_nonce", "harness", AnotherNonce),
