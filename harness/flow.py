@@ -77,7 +77,7 @@ def run_cell(
     bench = Bench(cell, weights, host, launch, stop)
     golden = golden_bench(bench, golden_launch or launch)
     verdicts: dict[Stage, Verdict] = {}
-    for stage in with_needed(stages, cell):
+    for stage in with_needed(stages, cell, idle_stages(stages, cell, host)):
         began = datetime.now(timezone.utc)
         ruling = rules.rule_for(
             cell, matrix, hardware=host.hardware, weights=weights, rehearsal=host.rehearsal is not None, stage=stage
@@ -104,12 +104,20 @@ def needed(stage: Stage, cell: Cell) -> tuple[Stage, ...]:
     return tuple(s for s in NEEDS[stage] if s in rules.applicable_stages(cell) and not (s is Stage.MERGE and cell.tuner is Tuner.FULL))
 
 
-def with_needed(stages: tuple[Stage, ...], cell: Cell) -> tuple[Stage, ...]:
-    """`stages` and all that they need, in the order in which they run."""
+def with_needed(stages: tuple[Stage, ...], cell: Cell, idle: frozenset[Stage] = frozenset()) -> tuple[Stage, ...]:
+    """`stages` and all that they need, in the order in which they run. `idle` ones run nothing, so they need nothing."""
     wanted = set(stages)
     for stage in stages:
-        wanted.update(needed(stage, cell))
+        if stage not in idle:
+            wanted.update(needed(stage, cell))
     return tuple(stage for stage in Stage if stage in wanted)
+
+
+def idle_stages(stages: tuple[Stage, ...], cell: Cell, host: Host) -> frozenset[Stage]:
+    """Those without a proof. A rehearsal runs them all the same."""
+    weights = host.weights_for(cell.model)
+    unproved = (s for s in stages if rules.proof_gap(cell, s, hardware=host.hardware, weights=weights))
+    return frozenset() if host.rehearsal else frozenset(unproved)
 
 
 def _work(bench: Bench, stage: Stage, gap: str, blocker: str) -> tuple[tuple[Step, ...], tuple[StepResult, ...], str]:

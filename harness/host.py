@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.errors import HarnessError, HostError
 from harness.model import Hardware, Model, Weights
+
+# What a rehearsal keeps lies in this folder of its ROOT: a name that no program or device tree has.
+REHEARSAL_STORE = "npu-matrix-rehearsal"
 
 
 @dataclass(frozen=True)
@@ -61,3 +65,24 @@ class Host:
         else:
             count = documented or model.devices.get(self.hardware) or len(self.npu_ids)
         return self.npu_ids[:count]
+
+
+def rehearsal_root(text: str, repository: Path) -> Path:
+    """The folder that `--rehearsal text` names, absolute. Raises HostError for what is none, or holds the repository."""
+    where = f"--rehearsal {text!r}"
+    mend = "Give a folder that holds dev/, usr/local/Ascend and the programs to rehearse with."
+    if not text.strip():
+        raise HostError(where, "names no folder.", mend)
+    root = Path(text).resolve()
+    if not root.is_dir():
+        raise HostError(where, "is a file, no folder." if root.exists() else "there is no such folder.", mend)
+    if repository.resolve().is_relative_to(root):
+        raise HostError(where, "is, or holds, this repository or the real host's own folders: that would rehearse nothing.", mend)
+    return root
+
+
+def matrix_file(text: str) -> Path:
+    """The file that `--matrix text` names. Raises HarnessError where it names none."""
+    if not text.strip():
+        raise HarnessError(f"--matrix {text!r}", "names no file.", "Leave it out for the repository's own matrix.yaml.")
+    return Path(text)

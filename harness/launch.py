@@ -257,7 +257,8 @@ class _Flight:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_POLL_S)
-                return "exit"
+                # An end after the stop may be the stop's doing (a hurried one kills at once), so it proves nothing about the program.
+                return "interrupt" if stop is not None and stop.is_set() else "exit"
             now, size_now = time.monotonic(), self.log_path.stat().st_size
             if now - sampled > _SAMPLE_S or now - self.began < _SAMPLE_S:
                 band.sample()

@@ -5,11 +5,15 @@ Under a rehearsal ROOT, /dev, /usr/local/Ascend and the programs are ROOT's; not
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
+import select
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +29,9 @@ _SITE_PACKAGES = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packa
 # As many as a host has; a cell sees those that its plan names.
 SIMULATED_IDS = tuple(range(8))
 _NPU_SMI_S, _PROBE_S = 60, 300
+# A listing of 16 chips takes some 10 kB; a program that goes on printing would otherwise fill the memory before its time is up.
+MOST_BYTES = 2**20
+_LATE = "late"
 # Fails unless a kernel ran on the device: the sum comes back from it.
 PROBE = "import torch, torch_npu; t = torch.ones(3, device='npu:0'); assert t.sum().item() == 3.0 and '+sim' not in torch_npu.__version__"
 
@@ -131,24 +138,50 @@ def _visible(healthy: Sequence[int], limit: str) -> tuple[int, ...]:
 
 
 def _output(command: Sequence[str], environment: Mapping[str, str], root: Path | None, limit_s: float) -> tuple[str, str]:
-    """(what it printed, "" or what went wrong)."""
+    """(what it printed, "" or what went wrong). If it has to be ended, its process group is."""
     path = os.pathsep.join([programs_path(root), environment.get("PATH", os.defpath)])
     try:
-        done = subprocess.run(
+        child = subprocess.Popen(
             command,
             env={**environment, "PATH": path},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=limit_s,
-            encoding="utf-8",
-            errors="replace",
+            start_new_session=True,
         )
     except OSError as fault:
         return "", f"can't be started: {fault}"
+    deadline = time.monotonic() + limit_s
+    try:
+        assert child.stdout is not None
+        printed, fault_seen = _read(child.stdout.fileno(), deadline)
+        if not fault_seen:
+            code = child.wait(max(0.0, deadline - time.monotonic()))
+            fault_seen = f"exit code {code}" if code else ""
     except subprocess.TimeoutExpired:
-        return "", f"no end within {limit_s:g} s"
-    return done.stdout, f"exit code {done.returncode}" if done.returncode else ""
+        fault_seen = _LATE
+    finally:
+        if child.returncode is None:  # not the child alone: a grandchild may hold the pipe, or a device, long after it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+    return printed.decode("utf-8", "replace"), f"no end within {limit_s:g} s" if fault_seen == _LATE else fault_seen
+
+
+def _read(descriptor: int, deadline: float) -> tuple[bytes, str]:
+    """(what came until the end of the stream, "" or why reading stopped before)."""
+    printed = b""
+    while len(printed) <= MOST_BYTES:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return printed, _LATE
+        piece = os.read(descriptor, 65536)
+        if not piece:
+            return printed, ""
+        printed += piece
+    return b"", f"it printed more than {MOST_BYTES >> 20} MiB"
 
 
 def choose_hardware(asked: str, *, require_npu: bool = False, root: Path | None = None, probe: Sequence[str] | None = None) -> Choice:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.errors import HarnessError, did_you_mean
-from harness.host import HostRequest
+from harness.host import HostRequest, matrix_file, rehearsal_root
+from harness.interrupts import Interrupts
+from harness.mark_words import asked_for
 
 if TYPE_CHECKING:
     from harness.session import Session
@@ -27,6 +28,10 @@ MARKERS = {
     "swift": "starts or imports the real ms-swift; takes seconds to minutes",
 }
 SESSION: pytest.StashKey[Session] = pytest.StashKey()
+INTERRUPTS: pytest.StashKey[Interrupts] = pytest.StashKey()
+OPTIONS = (
+    "--hardware", "--weights", "--tier", "--require-npu", "--launcher", "--jobs", "--as-of", "--rehearsal", "--matrix", "--deadline-scale",
+)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,7 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    suites = _suites_asked_for(config)
+    asked = asked_for(config.option.markexpr or "", (*BUILT_SUITES, *PLANNED_SUITES), _given(config))
+    suites = asked.suites
+    _refuse_stray_options(config, suites)
     if not suites:
         return
     for suite in suites:
@@ -56,19 +63,29 @@ def pytest_configure(config: pytest.Config) -> None:
     if "npu_matrix" in suites and getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("-n: cells share devices and cores, so npu_matrix runs in one process. Use --jobs N instead.")
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args[:] = [str(repository(config) / "suites" / f"{suite}.py") for suite in suites]
+        files = [str(repository(config) / "suites" / f"{suite}.py") for suite in suites]
+        config.args[:] = [*files, *(config.args if config.option.markexpr and asked.others else ())]
     if hasattr(config, "workerinput"):
         suites = tuple(s for s in suites if s != "npu_matrix")
+    _open(config, runs="npu_matrix" in suites and not config.option.collectonly)
+
+
+def _open(config: pytest.Config, runs: bool) -> None:
+    """Open the session; where cells will run, find out on what. Raises UsageError, so that nothing is started."""
     # Loaded with every pytest of this environment, so nothing heavy is imported before a suite is asked for.
-    from harness.session import Session
+    from harness.session import Session, one_line
 
     try:
         session = Session.open(_request(config))
-        if "npu_matrix" in suites and not config.option.collectonly:
+        if runs:
             session.choose_host()
-    except HarnessError as error:
-        raise pytest.UsageError(str(error)) from None
+    except (HarnessError, OSError) as error:
+        raise pytest.UsageError(one_line(error)) from None
     config.stash[SESSION] = session
+    if runs:
+        interrupts = Interrupts(session.hurry)
+        interrupts.install()
+        config.stash[INTERRUPTS] = interrupts
 
 
 def repository(config: pytest.Config) -> Path:
@@ -78,9 +95,9 @@ def repository(config: pytest.Config) -> Path:
 
 
 def _request(config: pytest.Config) -> HostRequest:
-    option = config.option
+    option, root = config.option, repository(config)
     return HostRequest(
-        root=repository(config),
+        root=root,
         hardware=option.hardware,
         weights=option.weights,
         tier=option.tier,
@@ -88,18 +105,26 @@ def _request(config: pytest.Config) -> HostRequest:
         launcher=option.launcher,
         jobs=option.jobs,
         as_of=option.as_of,
-        rehearsal=Path(option.rehearsal).resolve() if option.rehearsal else None,
-        matrix=Path(option.matrix) if option.matrix else None,
+        rehearsal=rehearsal_root(option.rehearsal, root) if option.rehearsal is not None else None,
+        matrix=matrix_file(option.matrix) if option.matrix is not None else None,
         deadline_scale=option.deadline_scale,
     )
 
 
-def _suites_asked_for(config: pytest.Config) -> tuple[str, ...]:
-    """Suites that -m names or whose files are given; `-m "not npu_matrix"` does not ask for it."""
-    wanted = re.sub(r"\bnot\s+\w+", "", config.option.markexpr or "")
-    words = set(re.findall(r"\w+", wanted))
-    given = {Path(str(arg).split("::")[0]).stem for arg in config.args if "suites" in Path(str(arg).split("::")[0]).parts}
-    return tuple(s for s in (*BUILT_SUITES, *PLANNED_SUITES) if s in words or s in given)
+def _given(config: pytest.Config) -> tuple[str, ...]:
+    """Suites whose files, or whose folder, pytest was given or was started in."""
+    folder = (repository(config) / "suites").resolve()
+    paths = [(config.invocation_params.dir / str(arg).split("::")[0]).resolve() for arg in config.args]
+    return tuple(s for s in BUILT_SUITES if any(path in (folder, folder / f"{s}.py") for path in paths))
+
+
+def _refuse_stray_options(config: pytest.Config, suites: tuple[str, ...]) -> None:
+    """An option that nothing heeds would let somebody believe that it did. Those of the configuration file or environment are defaults."""
+    words = {str(arg).partition("=")[0] for arg in config.invocation_params.args}
+    stray = [o for o in OPTIONS if o in words and "npu_matrix" not in suites and not (suites and o == "--matrix")]
+    if stray:
+        which = "-m npu_matrix" if stray != ["--matrix"] else "-m npu_matrix or -m contract"
+        raise pytest.UsageError(f"{', '.join(stray)}: without {which} nothing heeds that. Add it, or leave the option out.")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -109,9 +134,9 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 class SuiteFile(pytest.File):
-    """A file of suites/: its `items(parent, session)` yields the suite's test items."""
+    """A file of suites/: its `items(parent, session)` yields the suite's test items, or collectors of them."""
 
-    def collect(self) -> Iterator[pytest.Item]:
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
         yield from _load(self.path).items(self, self.config.stash[SESSION])
 
 
@@ -125,8 +150,12 @@ def _load(path: Path) -> ModuleType:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     ours = session.config.stash.get(SESSION, None)
-    if ours is not None and not session.config.option.collectonly and not session.testsfailed:
+    if ours is None or session.config.option.collectonly or session.testsfailed:
+        return
+    try:
         ours.schedule([item.wanted for item in session.items if hasattr(item, "wanted")])
+    except (HarnessError, OSError) as error:
+        pytest.exit(f"no cell could be started: {error} [blame environment]", returncode=pytest.ExitCode.TESTS_FAILED)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -140,11 +169,22 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    ours = session.config.stash.get(SESSION, None)
-    if ours is None or session.config.option.collectonly:
+    """End the run. The exit status gets worse here, never better: what happened before stays."""
+    config = session.config
+    ours = config.stash.get(SESSION, None)
+    if ours is None or config.option.collectonly:
         return
+    interrupts = config.stash.get(INTERRUPTS, None)
+    if interrupts is not None:
+        interrupts.ending()
     ours.finish()
-    if exitstatus == pytest.ExitCode.OK and ours.scheduled and not ours.anything_ran:
+    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return
+    if interrupts is not None and interrupts.seen:
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
+    elif ours.faults or ours.untold:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    elif exitstatus == pytest.ExitCode.OK and ours.scheduled and not ours.anything_ran:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
@@ -155,9 +195,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(line)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     """After pytest's own last line, so that nobody who reads only the end is misled."""
     ours = config.stash.get(SESSION, None)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if ours is not None and ours.last_line and reporter is not None:
-        reporter.write_line(ours.last_line)
+    if ours is not None and reporter is not None:
+        for line in ours.last_lines:
+            reporter.write_line(line)
+    interrupts = config.stash.get(INTERRUPTS, None)
+    if interrupts is not None:
+        interrupts.restore()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import getpass
 import importlib.util
+import math
 import os
 import platform
 import sys
 import threading
+import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +23,15 @@ from harness.commands import shell_line
 from harness.errors import HarnessError, HostError
 from harness.flow import run_cell
 from harness.guardian import sweep
-from harness.host import Host, HostRequest
+from harness.host import REHEARSAL_STORE, Host, HostRequest
 from harness.judge import rejudge
 from harness.launch import launch as launch_process
 from harness.matrix import parse_matrix
 from harness.model import Cell, Evidence, Hardware, Matrix, Ruling, RulingKind, Stage, Tier, VerdictKind, Weights
 from harness.pool import Job, Pool
+from harness.processes import kill_until_gone, members
 from harness.redact import redact
-from harness.rules import applicable_stages, rule_for
+from harness.rules import rule_for
 from harness.select import select_cells
 from harness.sim.build import CACHE_VARIABLE, build
 from harness.store import Store
@@ -67,7 +70,7 @@ def parse_day(text: str | None) -> date | None:
 def open_store(root: Path, rehearsal: Path | None = None) -> Store:
     """The repository's store, or a rehearsal's own, which lies under its ROOT."""
     if rehearsal is not None:
-        return Store(rehearsal / "harness", rehearsal / "harness" / "history", rejudge, rehearsal=True)
+        return Store(rehearsal / REHEARSAL_STORE, rehearsal / REHEARSAL_STORE / "history", rejudge, rehearsal=True)
     return Store(root, root / ".harness" / "evidence", rejudge)
 
 
@@ -76,7 +79,8 @@ class Session:
 
     def __init__(self, request: HostRequest, matrix: Matrix, launch: Launch = launch_process) -> None:
         self.request, self.matrix = request, matrix
-        self.last_line = ""
+        self.last_lines: list[str] = []
+        self.faults: list[str] = []
         self.scheduled: tuple[Wanted, ...] = ()
         self.parsed: set[tuple[str, ...]] = set()
         self._launch = launch
@@ -95,6 +99,8 @@ class Session:
         """Read the matrix. Raises MatrixError with the line of whatever has no meaning, HostError for what isn't built."""
         if request.jobs is not None and request.jobs < 1:
             raise HarnessError(f"--jobs {request.jobs}", "at least one cell must run at a time.", "Give a number from 1.")
+        if not (math.isfinite(request.deadline_scale) and request.deadline_scale > 0):
+            raise HarnessError(f"--deadline-scale {request.deadline_scale}", "deadlines need a finite factor above 0.", "Give 2 or 0.5.")
         parse_day(request.as_of)
         return cls(request, read_matrix(request.matrix or request.root / "matrix.yaml"))
 
@@ -117,10 +123,12 @@ class Session:
             raise HostError("--launcher warm", "a device's context does not survive a fork.", "Use --launcher cli on an NPU.")
         if request.weights == "real" and not choice.hardware.is_npu:
             raise HostError("--weights real", "the documented checkpoints run on an NPU only.", "Use --weights tiny here.")
-        own = request.rehearsal / "harness" if request.rehearsal else request.root / ".harness"
+        own = request.rehearsal / REHEARSAL_STORE if request.rehearsal else request.root / ".harness"
         runs = own / "runs"
         self._notes += [f"swept: {line}" for line in sweep(runs)]
-        self.last_line = choice.last_line
+        self.last_lines = [choice.last_line] if choice.last_line else []
+        if request.rehearsal:
+            self.last_lines.append(f"REHEARSAL: programs and devices came from {request.rehearsal}, proves nothing")
         if choice.hardware is Hardware.SIM:
             os.environ[CACHE_VARIABLE] = str((own / "cache").absolute())
             build()
@@ -139,11 +147,9 @@ class Session:
             launcher={"auto": "cli" if choice.hardware.is_npu else "warm"}.get(request.launcher, request.launcher),
         )
 
-    def all_wanted(self) -> Iterator[Wanted]:
-        """Every stage of every cell of the asked tier: what pytest then selects from."""
-        for cell in select_cells(self.matrix, tier=Tier(self.request.tier)):
-            for stage in applicable_stages(cell):
-                yield Wanted(cell, stage)
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells of the asked tier: what pytest then selects from."""
+        return select_cells(self.matrix, tier=Tier(self.request.tier))
 
     def ruling(self, cell: Cell) -> Ruling:
         if cell.id not in self._rulings:
@@ -185,20 +191,50 @@ class Session:
 
     @property
     def anything_ran(self) -> bool:
-        return any(e.runs for e in self._kept)
+        """Whether a process ran for a stage that an item of this run tells of; what only led up to one does not count."""
+        return any(e.runs and self._is_told(e) for e in self._kept)
+
+    @property
+    def untold(self) -> list[Evidence]:
+        """Evidence of this run that is not green and that no item tells of: stages that were run because others needed them."""
+        bad = (VerdictKind.FAILED, VerdictKind.FIXED)
+        return [e for e in self._kept if e.verdict.kind in bad and not self.is_only_reported(e) and not self._is_told(e)]
+
+    def _is_told(self, evidence: Evidence) -> bool:
+        key = evidence.tiny_key if evidence.weights is Weights.TINY else evidence.cell
+        return (key, evidence.stage) in self._selected
 
     def finish(self) -> None:
-        """End what still runs, then write the tables from all evidence. A rehearsal writes none."""
+        """End what still runs, then write the tables from all evidence. A rehearsal writes none.
+
+        Whatever goes wrong becomes a line in `faults`: raised here, it would hide how the run itself ended.
+        """
         self._stop.set()
-        if self._pool is not None:
-            self._pool.close()
-        if self._warm is not None:
-            self._warm.close()
+        for end in (self._pool, self._warm):
+            if end is not None:
+                self._attempt("ending what still runs", end.close)
         if self._kept and self.request.rehearsal is None:
-            as_of = parse_day(self.request.as_of)
-            written = report.write_report(self.request.root, self.matrix, self.store, as_of)
-            self._notes += [f"written: {path.relative_to(self.request.root)}" for path in written]
-            self._marks = report.count_marks(self.matrix, self.store, as_of)
+            self._attempt("writing the tables", self._write_tables)
+
+    def _write_tables(self) -> None:
+        as_of = parse_day(self.request.as_of)
+        written = report.write_report(self.request.root, self.matrix, self.store, as_of)
+        self._notes += [f"written: {path.relative_to(self.request.root)}" for path in written]
+        self._marks = report.count_marks(self.matrix, self.store, as_of)
+
+    def _attempt(self, what: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as fault:  # told, and never green: see `faults`
+            blame = "environment" if isinstance(fault, (HarnessError, OSError)) else "harness"
+            self.faults.append(f"{what} failed: {one_line(fault)} [blame {blame}]")
+
+    def hurry(self) -> None:
+        """Kill what still runs, without the time to end well that it would be given. Returns at once."""
+        # First, or a run would be judged by a death that we caused.
+        self._stop.set()
+        if self._host is not None:
+            threading.Thread(target=_kill_runs, args=(self._host.runs,), name="hurry", daemon=True).start()
 
     def summary(self) -> list[str]:
         """What the terminal shows after the items: verdicts of this run, marks of all evidence, files written."""
@@ -211,7 +247,8 @@ class Session:
         if self.parsed:
             distinct = f"{len(self.parsed)} distinct commands (ids and paths aside)"
             lines.append(f"contract: {distinct}, parsed by the ms-swift of {sys.executable}")
-        return lines + self._notes
+        told = (f"{e.cell} {e.stage}: {e.verdict.kind}, {e.verdict.because}" for e in self.untold)
+        return lines + self._notes + [f"not selected, but not green: {line}" for line in told] + self.faults
 
     def explain_failure(self, evidence: Evidence) -> str:
         """What a person needs of a stage that is not green: what, why, who, the log's line, the command to paste, where the rest is."""
@@ -229,6 +266,8 @@ class Session:
         return cell.tiny_key if self.host.weights_for(cell.model) is Weights.TINY else cell.id
 
     def _run(self, job: Job) -> Iterator[Evidence]:
+        if self._stop.is_set():
+            return
         yield from run_cell(
             job.cell,
             job.stages,
@@ -246,6 +285,22 @@ class Session:
         self._kept.append(evidence)
 
 
+def one_line(fault: BaseException) -> str:
+    """A fault for people. An OSError says where in the harness it came up, since it may be a fault of ours after all."""
+    if isinstance(fault, HarnessError):
+        return str(fault)
+    frames = traceback.extract_tb(fault.__traceback__)
+    ours = [f for f in frames if Path(f.filename).parent == Path(__file__).parent] or frames
+    where = f" (at {Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
+    said = f"{fault.strerror}: {fault.filename}" if isinstance(fault, OSError) and fault.filename else str(fault)
+    return f"{type(fault).__name__}: {' '.join(said.split())}{where}"
+
+
+def _kill_runs(runs: Path) -> None:
+    nonces = [path.stem.removeprefix("owner-") for path in runs.rglob("owner-*.json")]
+    kill_until_gone(lambda: members((), nonces))
+
+
 def cleaner(host: Host) -> Callable[[str], str]:
     """Takes out of a text what names this host, its user and its folders."""
     user, name, home = getpass.getuser(), platform.node(), str(Path.home())
@@ -258,6 +313,3 @@ def _swift_cli_dir() -> str:
     spec = importlib.util.find_spec("swift")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     return str(Path(folders[0]) / "cli") if folders else "swift/cli"
-
-
-

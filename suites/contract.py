@@ -58,8 +58,6 @@ def _told(cell: Cell, step: Step, findings: tuple[Finding, ...]) -> str:
 
 
 def items(parent: pytest.Collector, ours: Session) -> Iterator[pytest.Item]:
-    mark = pytest.mark.contract
+    parent.add_marker(pytest.mark.contract)
     for cell in ours.matrix.cells:
-        item = ContractItem.from_parent(parent, name=cell.id, ours=ours, cell=cell)
-        item.add_marker(mark)
-        yield item
+        yield ContractItem.from_parent(parent, name=cell.id, ours=ours, cell=cell)

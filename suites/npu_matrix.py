@@ -1,4 +1,4 @@
-"""pytest -m npu_matrix: each (cell, stage) of this host as a test item.
+"""pytest -m npu_matrix: each (cell, stage) of this host as a test item, `suites/npu_matrix.py::CELL::STAGE`.
 
 Cells run ahead in the session's pool; an item waits for its stage and says what the verdict means.
 """
@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
-from harness.model import Evidence, RulingKind, VerdictKind
-from harness.session import Session, Wanted
+from harness.errors import HarnessError
+from harness.model import Cell, Evidence, RulingKind, VerdictKind
+from harness.pool import Cancelled
+from harness.rules import applicable_stages
+from harness.session import Session, Wanted, one_line
 
 SKIPS = (VerdictKind.UNTESTED, VerdictKind.NOT_RUNNABLE, VerdictKind.EXCLUDED)
 
 
 class StageItem(pytest.Item):
-    """One stage of one cell; its name is `cell::stage`."""
+    """One stage of one cell."""
 
     def __init__(self, *, ours: Session, wanted: Wanted, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -53,10 +56,12 @@ class StageItem(pytest.Item):
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, StageFailed):
             return self.ours.explain_failure(excinfo.value.evidence)
+        if isinstance(excinfo.value, (HarnessError, OSError, Cancelled)):
+            return f"{self.wanted.cell.id} {self.wanted.stage}: no verdict, {one_line(excinfo.value)} [blame environment]"
         return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        return self.path, None, self.name
+        return self.path, None, f"{self.wanted.cell.id}::{self.name}"
 
 
 class StageFailed(Exception):
@@ -67,9 +72,19 @@ class StageFailed(Exception):
         self.evidence = evidence
 
 
-def items(parent: pytest.Collector, ours: Session) -> Iterator[pytest.Item]:
-    mark = pytest.mark.npu_matrix
-    for wanted in ours.all_wanted():
-        item = StageItem.from_parent(parent, name=f"{wanted.cell.id}::{wanted.stage}", ours=ours, wanted=wanted)
-        item.add_marker(mark)
-        yield item
+class CellItems(pytest.Collector):
+    """One cell: its name is the cell's, its items are the stages."""
+
+    def __init__(self, *, ours: Session, cell: Cell, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ours, self.cell = ours, cell
+
+    def collect(self) -> Iterator[pytest.Item]:
+        for stage in applicable_stages(self.cell):
+            yield StageItem.from_parent(self, name=str(stage), ours=self.ours, wanted=Wanted(self.cell, stage))
+
+
+def items(parent: pytest.Collector, ours: Session) -> Iterator[pytest.Item | pytest.Collector]:
+    parent.add_marker(pytest.mark.npu_matrix)
+    for cell in ours.cells():
+        yield CellItems.from_parent(parent, name=cell.id, ours=ours, cell=cell)

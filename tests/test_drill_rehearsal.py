@@ -18,6 +18,7 @@ from fakes import rehearsal
 from fakes.install import install
 
 from harness.evidence import from_json
+from harness.host import REHEARSAL_STORE
 from harness.machine import npu_traces
 from harness.matrix import parse_matrix
 from harness.model import Cell, Evidence, Hardware, RulingKind, Stage, Strategy, Tier, VerdictKind, Weights
@@ -56,7 +57,7 @@ def door(root: Path, *words: str) -> Done:
     """`pytest -m npu_matrix --rehearsal=ROOT ...` in the repository."""
     argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "npu_matrix", f"--rehearsal={root}", *words]
     done = subprocess.run(argv, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=580)
-    kept = sorted((root / "harness" / "history").glob("*.json"))
+    kept = sorted((root / REHEARSAL_STORE / "history").glob("*.json"))
     evidence = [from_json(path.read_text(encoding="utf-8"), path.name, rehearsal_ok=True) for path in kept]
     return Done(done.returncode, done.stdout + done.stderr, rehearsal.Rehearsal(root).calls(), evidence)
 
@@ -177,7 +178,7 @@ def the_documented_flagship_command_is_run_as_documented(calls: list[dict[str, A
     assert train["argv"][0] == "sft"
     assert {flag: given.get(flag) for flag in documented} == documented
     assert str(given["--dataset"]).startswith("AI-ModelScope/alpaca-gpt4-data-zh")
-    assert str(given["--output_dir"]).startswith(str(root / "harness" / "runs"))
+    assert str(given["--output_dir"]).startswith(str(root / REHEARSAL_STORE / "runs"))
     assert train["env"]["ASCEND_RT_VISIBLE_DEVICES"] == "0"
 
 
@@ -203,11 +204,11 @@ def test_evidence_of_a_rehearsal_is_refused_by_import_and_report(root: Path) -> 
     elsewhere = root.parent / "elsewhere"
     elsewhere.mkdir()
     shutil.copy(ROOT / "matrix.yaml", elsewhere)
-    imported = harness("--root", str(elsewhere), "import", str(root / "harness" / "history"))
+    imported = harness("--root", str(elsewhere), "import", str(root / REHEARSAL_STORE / "history"))
     assert imported.returncode == 4, imported.stdout
     assert imported.stdout.startswith("0 added, 0 now the newest")
     assert "rehearsal" in imported.stderr
-    shutil.copytree(root / "harness" / "reports", elsewhere / "reports")
+    shutil.copytree(root / REHEARSAL_STORE / "reports", elsewhere / "reports")
     written = harness("--root", str(elsewhere), "report", "--json")
     assert set(json.loads(written.stdout)["marks"]) == {"untested"}
     assert "rehearsal" in (elsewhere / "reports" / "report.md").read_text(encoding="utf-8")
@@ -244,7 +245,8 @@ def test_without_any_trace_it_runs_here_and_says_what_that_proves(root: Path) ->
     install(root / "usr" / "local" / "bin")
     done = door(root, "--tier", "pr", "-k", "rm-qwen2_5_0_5b_instruct-lora-single and train")
     assert done.code == 0, done.output
-    assert done.last_line == "NO NPU: ran on cpu, proves nothing about NPU hardware"
+    assert "NO NPU: ran on cpu, proves nothing about NPU hardware" in done.output
+    assert done.last_line == f"REHEARSAL: programs and devices came from {root}, proves nothing"
     assert [(str(e.stage), str(e.hardware), str(e.verdict.kind)) for e in done.evidence] == [("train", "cpu", "passed")]
 
 

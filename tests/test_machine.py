@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import resource
 import socket
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from harness.errors import HostError
 from harness.machine import choose_hardware, machine_facts, npu_traces, npu_usable, programs_path
 from harness.model import Hardware
 from harness.npu_smi import parse_npu_smi, series_of
+from harness.processes import members
 
 SAMPLES = Path(__file__).parent / "fixtures" / "npu_smi"
 A2 = "i24_1_rc3_container_ids_1_2"
@@ -128,6 +130,24 @@ def test_what_makes_npus_unusable_is_said(plant: Plant, planted: dict[str, objec
         with pytest.raises(HostError) as caught:
             choose_hardware(asked, require_npu=require, root=root)
         assert because in str(caught.value)
+
+
+def test_a_listing_without_an_end_is_cut_off_and_its_processes_are_ended(plant: Plant) -> None:
+    root = plant(prints="")
+    program(root / "usr/local/bin/npu-smi", f"echo $$ > {root / 'pid'}\nyes & yes")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    usable = npu_usable(root)
+    assert usable.ids == () and "it printed more than 1 MiB" in usable.because
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+    assert members((int((root / "pid").read_text()),), ()) == []
+
+
+def test_a_program_that_never_ends_is_ended_with_its_group(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.machine._NPU_SMI_S", 0.5)
+    root = plant(prints="")
+    program(root / "usr/local/bin/npu-smi", f"echo $$ > {root / 'pid'}\nsleep 60 & sleep 60")
+    assert "no end within 0.5 s" in npu_usable(root).because
+    assert members((int((root / "pid").read_text()),), ()) == []
 
 
 def test_only_healthy_chips_are_used_and_only_those_that_the_user_left_visible(plant: Plant) -> None:
