@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from harness.causes import blame_of
 from harness.model import Blame, Outcome, Run
-from harness.symptoms import NOISE, NOT_FINITE, SYMPTOMS, Symptom
+from harness.symptoms import NOISE, NOT_FINITE, Symptom, present
 
 # The words of Run.notes that have consequences; whoever ends a run writes them first in the note.
 SILENT = "silent hang"
@@ -16,10 +16,12 @@ CHATTY = "chatty hang"
 DEAF = "deaf to SIGTERM"
 
 _QUOTED_CHARACTERS = 400
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\]\s*$")
-_TRACEBACK = re.compile(r"(?:^|\s)Traceback \(most recent call last\):\s*$")
-_EXCEPTION = re.compile(r"^(?:\[\w+\]:\s*|\(\w[^)]*\)\s+)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|NotFound)\b.*|AssertionError)$")
+TRACEBACK = re.compile(r"(?:^|\s)Traceback \(most recent call last\):\s*$")
+EXCEPTION = re.compile(r"^(?:\[\w+\]:\s*|\(\w[^)]*\)\s+)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|NotFound)\b.*|AssertionError)$")
+# Python prints tracebacks under this while it shuts down, about objects that nobody waits for any more.
+EXCEPTION_IGNORED = "Exception ignored in"
 _MEMORY = re.compile(r"([\d.]+) (MiB|GiB) (total capacity|free|reserved in total)")
 # Signals whose number a shell (128 + n) or `swift` (its child's -n, as a byte) passes on as an exit code.
 _PASSED_ON = {code: s for s in (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTERM)
@@ -27,7 +29,9 @@ _PASSED_ON = {code: s for s in (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, 
 
 
 def diagnose(log_tail: str, run: Run) -> Outcome:
-    """Why `run` ended as it did. Cause "none" only for a run that ended by exit code 0 (or because we asked it to) with a clean log.
+    """Why `run` ended as it did, by `log_tail`: its whole log, or harness.logs' excerpt of it.
+
+    Cause "none" only for a run that ended by exit code 0 (or because we asked it to) with a clean log.
 
     The exit code outranks what the log claims: success printed with exit code 1 is `run.exit_nonzero`. Of several symptoms the earliest
     decides, since the later ones usually follow from it.
@@ -58,10 +62,11 @@ def _of_exit_0(lines: list[str], run: Run) -> Outcome:
 def _of_symptoms(lines: list[str]) -> Outcome | None:
     """The earliest line that decides; lines that only follow from something else count when there is no other."""
     first: tuple[Symptom, str] | None = None
+    symptoms = present("\n".join(lines))
     for line in lines:
         if NOT_FINITE.search(line):
             return _outcome("train.nan", line, "Look at the first step whose loss or gradient is not finite.")
-        symptom = next((s for s in SYMPTOMS if s.pattern.search(line)), None)
+        symptom = next((s for s in symptoms if s.pattern.search(line)), None)
         if symptom is not None and not symptom.symptom_only:
             return _from_symptom(symptom, line)
         if symptom is not None and first is None:
@@ -92,18 +97,22 @@ def signal_name(number: int) -> str:
 def _traceback(lines: list[str]) -> str | None:
     """The exception line of the first traceback, or the traceback's head if that was cut off; None if there is none."""
     for at, line in enumerate(lines):
-        # Python prints these while it shuts down, about objects that nobody waits for any more.
-        if _TRACEBACK.search(line) and not (at and "Exception ignored in" in lines[at - 1]):
-            return next((later.strip() for later in lines[at + 1 :] if _EXCEPTION.match(later.strip())), line.strip())
+        if TRACEBACK.search(line) and not (at and EXCEPTION_IGNORED in lines[at - 1]):
+            return next((later.strip() for later in lines[at + 1 :] if EXCEPTION.match(later.strip())), line.strip())
     return None
 
 
 def _clean_lines(text: str) -> Iterator[str]:
     """Lines without colours, Ray's repetition counts and known noise; a progress bar's overwritten states are lines of their own."""
     for line in re.split(r"[\r\n]+", text):
-        line = _REPEATED.sub("", _COLOUR.sub("", line)).rstrip()
-        if line and not any(noise.search(line) for noise in NOISE):
-            yield line
+        if cleaned := clean_line(line):
+            yield cleaned
+
+
+def clean_line(line: str) -> str:
+    """`line` without colours and repetition counts; "" for noise."""
+    line = _REPEATED.sub("", COLOUR.sub("", line)).rstrip()
+    return "" if any(noise.search(line) for noise in NOISE) else line
 
 
 def _from_symptom(symptom: Symptom, line: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""Start one command, watch it, end it, and say what it did. Nothing it started outlives it; of its log only the tail is held in memory."""
+"""Start one command, watch it, end it, and say what it did. Nothing it started outlives it; of its log an excerpt is held in memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from harness.diagnose import CHATTY, DEAF, SILENT, signal_name
 from harness.guardian import GUARDIAN, owned
+from harness.logs import read_log
 from harness.model import Hardware, Run, Step
 from harness.processes import NONCE_VARIABLE, Band, kill_until_gone, look, members
 from harness.stacks import stacks_of
+from harness.supervised import Spawn, Start, Supervised, start_process
 
 WITNESS_VARIABLE = "NPU_MATRIX_WITNESS_DIR"
-TAIL_BYTES = 64 * 1024
 # What an earlier launcher or pytest left in the environment and ms-swift, torch or the witness would take for theirs.
 _NOT_INHERITED = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR",
@@ -55,46 +56,6 @@ class Alive:
 
 
 Attendant = Callable[[Alive], None]
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a new process gets. `stdin` and `log` (both output streams) are descriptors, closed here once it has them."""
-
-    program: Path
-    args: tuple[str, ...]
-    env: Mapping[str, str]
-    cwd: Path
-    stdin: int
-    log: int
-
-
-class Child(Protocol):
-    """The part of subprocess.Popen that a launch needs. `pid` leads a process group and a session of its own."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Exit status, negative for a signal. Raises subprocess.TimeoutExpired after `timeout` seconds."""
-
-
-Spawn = Callable[[Start], Child]
-
-
-def start_process(start: Start) -> Child:
-    """The ordinary way. Raises OSError or ValueError where the program can't be started."""
-    return subprocess.Popen(
-        [str(start.program), *start.args],
-        cwd=start.cwd,
-        env=start.env,
-        stdin=start.stdin,
-        stdout=start.log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
 
 
 def resolve_program(name: str, search_path: str) -> Path | None:
@@ -170,6 +131,7 @@ class _Flight:
         self.began = time.monotonic()
         self.ended = self.began
         self.over = threading.Event()
+        self.child: Supervised | None = None
         self.attendant: threading.Thread | None = None
         self.attendant_fault: BaseException | None = None
 
@@ -187,8 +149,9 @@ class _Flight:
                 child = self._spawn(program, env)
             except (OSError, ValueError) as fault:
                 return self._not_started(f"{program} can't be started: {fault}")
+            self.child = child
             GUARDIAN.watch(self.nonce, child.pid)
-            return self._see_through(child, Band(child.pid, self.nonce), attend, stop)
+            return self._see_through(child, Band(child.pid, self.nonce, child.supervisor), attend, stop)
         except LaunchInterrupted:
             raise
         except BaseException as fault:
@@ -198,9 +161,11 @@ class _Flight:
             raise
         finally:
             self.over.set()
+            if self.child is not None:
+                self.child.close()
             GUARDIAN.release(self.nonce)
 
-    def _spawn(self, program: Path, env: Mapping[str, str]) -> Child:
+    def _spawn(self, program: Path, env: Mapping[str, str]) -> Supervised:
         command = self.step.command
         reads, writes = (os.open(os.devnull, os.O_RDONLY), -1) if command.stdin is None else os.pipe()
         try:
@@ -217,7 +182,7 @@ class _Flight:
             threading.Thread(target=_feed, args=(os.fdopen(writes, "wb"), command.stdin.encode()), daemon=True).start()
         return child
 
-    def _see_through(self, child: Child, band: Band, attend: Attendant | None, stop: threading.Event | None) -> Run:
+    def _see_through(self, child: Supervised, band: Band, attend: Attendant | None, stop: threading.Event | None) -> Run:
         try:
             if attend is not None:
                 self._start_attendant(child, attend)
@@ -239,7 +204,7 @@ class _Flight:
             raise self.attendant_fault
         return run
 
-    def _start_attendant(self, child: Child, attend: Attendant) -> None:
+    def _start_attendant(self, child: Supervised, attend: Attendant) -> None:
         alive = Alive(child.pid, self.nonce, self.log_path, lambda: not self.over.is_set() and look(child.pid) is not None)
 
         def work() -> None:
@@ -251,7 +216,7 @@ class _Flight:
         self.attendant = threading.Thread(target=work, name=f"attend {self.step.name}", daemon=True)
         self.attendant.start()
 
-    def _watch(self, child: Child, band: Band, stop: threading.Event | None) -> str:
+    def _watch(self, child: Supervised, band: Band, stop: threading.Event | None) -> str:
         """Wait for the first thing that ends the run, and name it."""
         deadline, size, grew, sampled = self.began + self.step.deadline_s, 0, self.began, 0.0
         while True:
@@ -285,7 +250,7 @@ class _Flight:
             return f"{SILENT}: nothing printed in the last {quiet_s:.1f} s before the {limit}"
         return f"{CHATTY}: still printing at the {limit}"
 
-    def _end(self, child: Child, band: Band) -> None:
+    def _end(self, child: Supervised, band: Band) -> None:
         """SIGTERM to the group; wait; SIGKILL. A second Ctrl-C during the wait goes straight to the kill."""
         began = time.monotonic()
         band.ask_to_end()
@@ -302,7 +267,7 @@ class _Flight:
         else:
             self.notes.append(f"ended {time.monotonic() - began:.1f} s after SIGTERM, with status {child.poll()}")
 
-    def _report(self, child: Child, band: Band, ended_by: str) -> Run:
+    def _report(self, child: Supervised, band: Band, ended_by: str) -> Run:
         self.ended = time.monotonic()
         # multiprocessing's resource tracker and the like end by themselves a moment after their parent: no leftovers.
         while band.alive() and time.monotonic() - self.ended < _SETTLE_S:
@@ -316,7 +281,7 @@ class _Flight:
         status, self.peak_mib = child.wait(10), band.peak_mib
         if ended_by == "exit" and status < 0:
             ended_by = "signal"
-            self.notes.append(f"killed by {signal_name(-status)}")
+            self.notes.append("the process that watched over it died" if child.lost else f"killed by {signal_name(-status)}")
         return self._run(ended_by, status if ended_by in ("exit", "signal") else None)
 
     def _not_started(self, because: str) -> Run:
@@ -325,6 +290,10 @@ class _Flight:
         return self._run("not started", None)
 
     def _run(self, ended_by: str, exit_code: int | None) -> Run:
+        log = read_log(self.log_path)
+        if ended_by == "exit" and exit_code == 0 and log.error:
+            # No cause: ms-swift logs errors that it then gets over, and other proofs tell whether it did.
+            self.notes.append(f"exit code 0, but its log says: {log.error}")
         return Run(
             step=self.step.name,
             nonce=self.nonce,
@@ -335,23 +304,12 @@ class _Flight:
             exit_code=exit_code,
             ended_by=ended_by,
             log_path=str(self.log_path),
-            log_tail=read_tail(self.log_path),
+            log_tail=log.text,
             peak_rss_mib=round(self.peak_mib, 1) or None,
             leftovers=tuple(self.leftovers),
             stacks=self.stacks,
             notes=tuple(self.notes),
         )
-
-
-def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
-    """The last `limit_bytes` of a log as text, from a line's start when it was cut; undecodable bytes become U+FFFD."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - limit_bytes))
-        data = file.read(limit_bytes)
-    if size > limit_bytes:
-        data = data.partition(b"\n")[2] or data
-    return data.decode("utf-8", "replace")
 
 
 def _feed(pipe: IO[bytes], text: bytes) -> None:

@@ -92,13 +92,6 @@ def signal_all(processes: Iterable[Process], number: int) -> None:
             os.kill(process.pid, number)
 
 
-def reap(processes: Iterable[Process]) -> None:
-    """Collect those that became our own children when their parent died (we are pid 1 of a container, or a subreaper)."""
-    for process in processes:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(process.pid, os.WNOHANG)
-
-
 def kill_until_gone(find: Callable[[], list[Process]], *, within_s: float = 10.0) -> list[Process]:
     """SIGKILL whatever `find` finds, again and again since a process may fork while we look; returns what is left after `within_s`."""
     deadline = time.monotonic() + within_s
@@ -127,22 +120,29 @@ def resident_mib(processes: Iterable[Process]) -> tuple[float, float]:
 
 @dataclass
 class Band:
-    """Everything one run started: the group of its `leader`, bearers of its `nonce` in any group, and descendants seen while it ran."""
+    """Everything one run started: what is below its `supervisor`, the group of its `leader`, and bearers of its `nonce`.
+
+    The first is all of it while the supervisor lives; the others, and the descendants `seen` while it ran, are for when it was killed.
+    """
 
     leader: int
     nonce: str
+    supervisor: int
     peak_mib: float = 0.0
     seen: dict[int, Process] = field(default_factory=dict)
 
     def sample(self) -> None:
-        """Remember the present descendants, who could still shed both group and nonce, and the memory they take."""
-        tree = descendants(self.leader)
+        """Remember the present descendants and the memory they take."""
+        tree = self._tree()
         self.seen.update((p.pid, p) for p in tree)
         self.peak_mib = max(self.peak_mib, *resident_mib(tree))
 
     def alive(self) -> list[Process]:
-        found = {p.pid: p for p in (*members((self.leader,), (self.nonce,)), *still_there(self.seen.values()))}
+        found = {p.pid: p for p in (*members((self.leader,), (self.nonce,)), *still_there(self.seen.values()), *self._tree())}
         return list(found.values())
+
+    def _tree(self) -> list[Process]:
+        return [p for p in descendants(self.supervisor) if p.pid != self.supervisor]
 
     def in_group(self) -> list[Process]:
         return [p for p in members((self.leader,), ()) if p.group == self.leader]
@@ -154,6 +154,4 @@ class Band:
 
     def kill(self) -> list[Process]:
         """Kill all of it without grace; returns what could not be killed."""
-        left = kill_until_gone(self.alive)
-        reap(self.seen.values())
-        return left
+        return kill_until_gone(self.alive)

@@ -6,12 +6,9 @@ variables of PER_RUN) and each setting of IMPORT_FLAGS. harness/warmed says what
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -24,9 +21,10 @@ from pathlib import Path
 
 from harness.errors import HostError
 from harness.guardian import GUARDIAN
-from harness.launch import Attendant, Child, Start, launch, resolve_program
+from harness.launch import Attendant, launch, resolve_program
 from harness.model import Hardware, Run, Step
 from harness.processes import NONCE_VARIABLE, kill_until_gone, members
+from harness.supervised import Start, Supervised, hear, started
 from harness.swift_parsers import swift_interpreter
 from harness.warm_modules import EXTRAS, MODULES
 
@@ -82,50 +80,6 @@ class WarmRefused(HostError):
     """Nothing may be forked here: what was asked for has to be run by `--launcher cli`."""
 
 
-class Forked:
-    """A forked run as a launch sees it: its process group, and a socket on which the warm process tells its end."""
-
-    def __init__(self, pid: int, link: socket.socket) -> None:
-        self.pid = pid
-        self.lost = False
-        self._link = link
-        self._status: int | None = None
-
-    def poll(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.wait(0)
-        return None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Exit status, negative for a signal; raises subprocess.TimeoutExpired. A run whose warm process died is killed: -SIGKILL."""
-        if self._status is None:
-            said = _hear(self._link, timeout)
-            if said is None:
-                raise subprocess.TimeoutExpired("a forked run", timeout or 0.0)
-            word, _, number = said.partition(" ")
-            if word == "status":
-                self._status = os.waitstatus_to_exitcode(int(number))
-            else:
-                self.lost = True
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)
-                self._status = -signal.SIGKILL
-            self._link.close()
-        return self._status
-
-
-def _hear(link: socket.socket, timeout: float | None) -> str | None:
-    """The next message; "" when the other end is gone, None when nothing came within `timeout` seconds."""
-    # An empty timeout would turn the socket non-blocking, which raises another error.
-    link.settimeout(timeout if timeout is None else max(timeout, 0.001))
-    try:
-        return link.recv(65536).decode("utf-8", "replace").strip()
-    except TimeoutError:
-        return None
-    except ConnectionError:
-        return ""
-
-
 class WarmProcess:
     """One process with ms-swift imported. Thread-safe. Raises HostError where it can't be started; `alive` says when it is gone."""
 
@@ -167,7 +121,7 @@ class WarmProcess:
         return self._process.poll() is None
 
     def _ready(self) -> dict[str, object]:
-        said = _hear(self._control, START_S)
+        said = hear(self._control, START_S)
         if said is None:
             raise HostError(
                 "warm launcher", f"{self.key.interpreter} had not imported ms-swift after {START_S:g} s.", "Use --launcher cli."
@@ -184,7 +138,7 @@ class WarmProcess:
             raise WarmRefused("--launcher warm", what, "Use --launcher cli.")
         return facts
 
-    def spawn(self, start: Start) -> Forked:
+    def spawn(self, start: Start) -> Supervised:
         """Fork a run. Raises OSError where there is none: the warm process is gone, or the fork failed before its program began."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         asked = {"program": str(start.program), "arguments": start.args, "environment": dict(start.env), "folder": str(start.cwd)}
@@ -195,16 +149,12 @@ class WarmProcess:
                 request.seek(0)
                 with self._lock:
                     socket.send_fds(self._control, [b"fork"], [request.fileno(), start.stdin, start.log, theirs.fileno()])
-            said = _hear(ours, _PID_S)
+            child = started(ours, f"warm process (pid {self.pid})", _PID_S)
         except BaseException:
             ours.close()
             raise
-        word, _, rest = (said or "").partition(" ")
-        if word != "pid":
-            ours.close()
-            raise OSError(f"the warm process (pid {self.pid}) forked nothing: {rest or said or 'it is gone'}")
-        self.runs.add(int(rest))
-        return Forked(int(rest), ours)
+        self.runs.add(child.pid)
+        return child
 
     def close(self) -> None:
         """End it, its runs with it, and wait for that."""
@@ -258,9 +208,9 @@ class WarmLauncher:
             raise WarmRefused("--launcher warm", what, "Use --launcher cli.")
         interpreter = self._interpreter(step.command.program, search_path)
         refused: list[WarmRefused] = []
-        forked: list[Forked] = []
+        forked: list[Supervised] = []
 
-        def spawn(start: Start) -> Child:
+        def spawn(start: Start) -> Supervised:
             key = key_of(shutil.which(interpreter, path=start.env["PATH"]) or interpreter, start.env, start.args, hardware)
             try:
                 child = self._fork(key, start)
@@ -312,14 +262,16 @@ class WarmLauncher:
             raise WarmRefused("--launcher warm", f"{found} is no Python script: nothing can be forked for it.", "Use --launcher cli.")
         return named
 
-    def _fork(self, key: Key, start: Start) -> Forked:
+    def _fork(self, key: Key, start: Start) -> Supervised:
         with self._lock:
             turn = self._starting.setdefault(key, threading.Lock())
         with turn:  # one thread starts it, the others wait
+            process = self._spare(key)
             try:
-                return self._spare(key).spawn(start)
+                return process.spawn(start)
             except ConnectionError:
                 # It died between two runs, and this one has not begun: a new one may take it.
+                process.close()
                 return self._spare(key).spawn(start)
 
     def _spare(self, key: Key) -> WarmProcess:
@@ -347,6 +299,6 @@ class WarmLauncher:
         for process in surplus:
             process.close()
 
-    def _rest(self, child: Forked) -> None:
+    def _rest(self, child: Supervised) -> None:
         for process in self.processes():
             process.runs.discard(child.pid)

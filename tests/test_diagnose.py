@@ -6,13 +6,14 @@ import csv
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.causes import CAUSES, blame_of
 from harness.diagnose import CHATTY, SILENT, diagnose
+from harness.logs import read_log
 from harness.model import Blame, Run
-from harness.symptoms import SYMPTOMS
+from harness.symptoms import SYMPTOMS, literals_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LOGS = [row for row in csv.DictReader((FIXTURES / "PROVENANCE.tsv").open(encoding="utf-8"), delimiter="\t") if row["cause"]]
@@ -144,3 +145,56 @@ def test_no_log_makes_it_raise_and_only_a_clean_end_is_healthy(text: str, code: 
 def test_the_blame_is_the_tables(text: str) -> None:
     outcome = diagnose(text, ended(1))
     assert outcome.blame is blame_of(outcome.cause)
+
+
+def excerpt(tmp_path: Path, *parts: str) -> str:
+    path = tmp_path / "log"
+    path.write_text("".join(parts), encoding="utf-8")
+    return read_log(path).text
+
+
+CHATTER = "".join(f"Train:  50%|#####     | {at}/3000 [00:01<00:01]\n" for at in range(3000))
+
+
+@pytest.mark.parametrize("row", LOGS, ids=[row["file"] for row in LOGS])
+def test_a_failure_buried_in_a_long_log_gets_the_cause_that_it_has_alone(row: dict[str, str], tmp_path: Path) -> None:
+    text = (FIXTURES / row["file"]).read_text(encoding="utf-8")
+    code = 0 if row["cause"] == "none" else 1
+    outcome = diagnose(excerpt(tmp_path, CHATTER, text, "\n", CHATTER), ended(code))
+    alone = diagnose(text, ended(code))
+    if alone.cause.startswith("run."):
+        assert outcome.cause == alone.cause
+    else:
+        assert (outcome.cause, outcome.blame, outcome.line) == (alone.cause, alone.blame, alone.line)
+
+
+@settings(max_examples=25, deadline=None)
+@given(before=st.integers(0, 150_000), after=st.integers(0, 150_000), long=st.booleans())
+def test_a_traceback_is_found_wherever_it_stands_in_a_log(
+    before: int, after: int, long: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def fill(size: int) -> str:
+        return "x" * size + "\n" if long else "a line\n" * (size // 7)
+
+    outcome = diagnose(excerpt(tmp_path_factory.mktemp("log"), fill(before), TRACEBACK, fill(after)), ended(0))
+    assert (outcome.cause, outcome.line) == ("run.traceback_exit_0", "ValueError: no such thing")
+
+
+@settings(max_examples=15, deadline=None)
+@given(after=st.integers(60_000, 70_000))
+def test_what_python_ignores_at_its_end_stays_ignored_where_an_excerpt_cuts(after: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    ignored = "Exception ignored in: <function f>\n" + TRACEBACK
+    text = excerpt(tmp_path_factory.mktemp("log"), CHATTER, ignored * 30, "y" * (after % 77) + "\n", "z\n" * (after // 2 - 1500))
+    assert diagnose(text, ended(0)).cause == "none"
+
+
+def test_the_earliest_of_the_buried_symptoms_decides_and_an_excerpt_has_a_bound(tmp_path: Path) -> None:
+    many = "".join(f"{TRACEBACK}EI0006: Getting socket times out {at}\nNPU out of memory. Tried {at}\n" for at in range(2000))
+    text = excerpt(tmp_path, CHATTER, "EJ0003: first\n", many, CHATTER)
+    assert diagnose(text, ended(1)).cause == "comm.port_in_use" and len(text) < 90_000
+    assert diagnose(excerpt(tmp_path, CHATTER, "NPU out \x1b[31mof memory\x1b[0m\n", CHATTER), ended(1)).cause == "mem.npu_oom"
+    assert diagnose(excerpt(tmp_path, CHATTER, "{'loss': nan}\n", CHATTER), ended(0)).cause == "train.nan"
+
+
+def test_every_symptom_has_words_to_look_for_first() -> None:
+    assert {s.pattern.pattern: w for s in SYMPTOMS for w in literals_of(s.pattern) if len(w) < 4} == {}

@@ -17,9 +17,10 @@ import pytest
 
 from harness.diagnose import CHATTY, DEAF, SILENT, diagnose
 from harness.guardian import GUARDIAN, owned, sweep
-from harness.launch import Alive, LaunchInterrupted, launch, read_tail, resolve_program
+from harness.launch import Alive, LaunchInterrupted, launch, resolve_program
+from harness.logs import read_tail
 from harness.model import Command, Run, Step
-from harness.processes import descendants, look, members
+from harness.processes import Process, descendants, look, members, still_there
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 
@@ -39,6 +40,17 @@ def nonce() -> Iterator[str]:
     for process in left:
         os.kill(process.pid, signal.SIGKILL)
     assert not left, "a process with this test's nonce was left running"
+
+
+EARLY_TRACEBACK = """
+    import sys, traceback
+    print('head ' * 5000)
+    try:
+        raise KeyError('the early one')
+    except KeyError:
+        traceback.print_exc()
+    for at in range(4000): print('a line of chatter', at)
+"""
 
 
 def python(code: str, *, deadline_s: float = 20.0, stdin: str | None = None, env: dict[str, str] | None = None) -> Step:
@@ -119,7 +131,7 @@ def test_a_chatty_hang_is_told_from_a_silent_one(go: Callable[..., Run]) -> None
 def test_a_flood_of_output_ends_the_run_before_it_fills_the_disk(go: Callable[..., Run]) -> None:
     run = go(python("import sys\nwhile True: sys.stdout.write('y\\n' * 9999)", deadline_s=60), log_limit_mib=1)
     assert run.ended_by == "deadline" and run.duration_s < 30
-    assert len(run.log_tail) <= 64 * 1024
+    assert len(run.log_tail) <= 81 * 1024
 
 
 def wait_for(word: str) -> Callable[[Alive], None]:
@@ -159,6 +171,78 @@ def test_a_child_that_left_its_group_and_outlives_its_run_is_reported_and_killed
     pid = int(run.leftovers[0].split("pid ")[1].split(")")[0])
     assert look(pid) is None
     assert diagnose(run.log_tail, run).cause == "run.orphan"
+
+
+ROOTLESS = 'env -i /bin/sh -c "exec setsid sleep {seconds} >/dev/null 2>&1 &"'
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["from_the_leader", "from_a_child_that_is_gone"])
+def test_a_child_that_sheds_nonce_group_and_parent_at_once_is_reported_and_killed(go: Callable[..., Run], nested: bool) -> None:
+    shed = ROOTLESS.format(seconds=601)
+    run = go(python(f"import os; os.system({(f'setsid sh -c {shed!r}' if nested else shed)!r})"))
+    assert run.exit_code == 0 and len(run.leftovers) == 1 and "left its process group" in run.leftovers[0], run
+    assert look(int(run.leftovers[0].split("pid ")[1].split(")")[0])) is None
+    assert diagnose(run.log_tail, run).cause == "run.orphan"
+
+
+def test_each_of_several_runs_at_once_is_told_its_own_orphans_and_nobody_elses(go: Callable[..., Run], tmp_path: Path) -> None:
+    theirs = subprocess.Popen(["sleep", "602"], start_new_session=True, env={"PATH": os.environ["PATH"]})
+    runs: dict[int, Run] = {}
+
+    def work(at: int) -> None:
+        code = f"import os, time; time.sleep(.3); os.system({ROOTLESS.format(seconds=700 + at)!r} if {at} % 2 else 'true'); time.sleep(.3)"
+        runs[at] = go(python(code), nonce=uuid.uuid4().hex, work=tmp_path / str(at))
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(runs[at].leftovers) for at in range(4)] == [0, 1, 0, 1]
+    assert theirs.poll() is None, "a process that no run started was killed"
+    theirs.kill()
+    theirs.wait()
+
+
+def test_a_harness_killed_with_sigkill_leaves_not_even_what_shed_its_nonce(tmp_path: Path, nonce: str) -> None:
+    harness = start_harness(tmp_path / "runs" / "cell", nonce, ROOTLESS.format(seconds=603))
+    left: list[Process] = []
+    until(lambda: left.extend(p for p in descendants(harness.pid) if p.name == "sleep") or len(left) >= 2)
+    assert len({p.pid for p in left}) == 2
+    harness.kill()
+    harness.wait()
+    until(lambda: not still_there(left))
+
+
+def test_a_run_that_kills_its_supervisor_is_ended_and_said_to_be_lost(go: Callable[..., Run]) -> None:
+    run = go(python("import os, time; os.kill(os.getppid(), 9); time.sleep(600)"))
+    assert (run.ended_by, run.exit_code) == ("signal", -9) and "watched over it died" in run.notes[0]
+
+
+def test_a_program_starts_with_the_signals_and_descriptors_that_a_shell_would_give_it(go: Callable[..., Run]) -> None:
+    show = """
+        import os, signal
+        ignored = [s.name for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) == signal.SIG_IGN]
+        status = open('/proc/self/status').read()
+        print(ignored, [line.split()[1] for line in status.splitlines() if line.startswith('SigBlk')], sorted(os.listdir('/proc/self/fd')))
+        print(os.getpid() == os.getsid(0) == os.getpgid(0), os.getcwd())
+    """
+    run = go(python(show))
+    lines = run.log_tail.splitlines()
+    assert lines[0] == "[] ['0000000000000000'] ['0', '1', '2', '3']" and lines[1].startswith("True ") and lines[1].endswith("/work")
+
+
+def test_an_early_traceback_that_chatter_pushed_out_of_sight_is_no_success(go: Callable[..., Run]) -> None:
+    run = go(python(EARLY_TRACEBACK))
+    outcome = diagnose(run.log_tail, run)
+    assert (run.exit_code, outcome.cause, outcome.line) == (0, "run.traceback_exit_0", "KeyError: 'the early one'")
+
+
+def test_an_error_line_at_exit_code_0_is_a_note(go: Callable[..., Run]) -> None:
+    run = go(python("print('x' * 90_000); print('[ERROR:swift] FATAL: training failed'); print('done\\n' * 30_000)"))
+    assert run.notes == ("exit code 0, but its log says: [ERROR:swift] FATAL: training failed",)
+    assert diagnose(run.log_tail, run).cause == "none"
+    assert go(python("print('INFO: ERROR is a word'); print('ERRORS 0')")).notes == ()
 
 
 def test_a_child_left_in_the_process_group_is_a_leftover_too(go: Callable[..., Run]) -> None:
@@ -234,14 +318,16 @@ HARNESS = """
     from pathlib import Path
     from harness.launch import launch
     from harness.model import Command, Step
-    code = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); print('up', flush=True); time.sleep(600)"
+    os.environ["SHED"] = sys.argv[3]
+    code = "import os, subprocess, time; os.system(os.environ['SHED'])\\n"
+    code += "subprocess.Popen(['sleep', '600'], start_new_session=True); print('up', flush=True); time.sleep(600)"
     launch(Step("work", Command(sys.executable, ("-c", code)), "out", 100.0), nonce=sys.argv[2], work=Path(sys.argv[1]),
            search_path="", base_env=dict(os.environ))
 """
 
 
-def start_harness(work: Path, nonce: str) -> subprocess.Popen[bytes]:
-    harness = subprocess.Popen([sys.executable, "-c", textwrap.dedent(HARNESS), str(work), nonce], cwd=ROOT)
+def start_harness(work: Path, nonce: str, shed: str = "true") -> subprocess.Popen[bytes]:
+    harness = subprocess.Popen([sys.executable, "-c", textwrap.dedent(HARNESS), str(work), nonce, shed], cwd=ROOT)
     until(lambda: (work / "work.log").exists() and "up" in (work / "work.log").read_text())
     until(lambda: len(members((), (nonce,))) == 2)
     return harness
@@ -260,11 +346,14 @@ def test_the_next_start_sweeps_what_harness_and_guardian_left_when_both_were_kil
     (runs / "finished").mkdir()
     assert sweep(runs) == (), "a live harness's folder was touched"
     guardian = [p for p in descendants(harness.pid) if b"stand_guard" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
+    supervisor = [p for p in descendants(harness.pid) if b"supervising.py" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
     os.kill(guardian[0].pid, signal.SIGKILL)
+    os.kill(supervisor[0].pid, signal.SIGSTOP)
     harness.kill()
     harness.wait()
     assert len(members((), (nonce,))) == 2
     done = sweep(runs)
+    os.kill(supervisor[0].pid, signal.SIGKILL)
     assert members((), (nonce,)) == []
     assert sum("killed" in line for line in done) == 2
     assert not (runs / "cell").exists() and (runs / "finished").exists()

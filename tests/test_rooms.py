@@ -12,8 +12,8 @@ HARNESS = Path(__file__).resolve().parent.parent / "harness"
 ROOMS = {
     0: ("model", "errors", "__init__"),
     1: (
-        "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptoms", "causes", "compare", "proof_*",
-        "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi",
+        "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptoms", "causes", "compare",
+        "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi",
         "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words",
     ),
     2: (

@@ -18,7 +18,8 @@ import pytest
 
 from harness.diagnose import diagnose
 from harness.errors import HostError
-from harness.launch import Alive, launch, read_tail
+from harness.launch import Alive, launch
+from harness.logs import read_tail
 from harness.model import Command, Hardware, Run, Step
 from harness.processes import descendants, look, members
 from harness.warm import Key, WarmLauncher, WarmProcess, import_arguments, key_of

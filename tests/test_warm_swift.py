@@ -21,7 +21,8 @@ import pytest
 
 from harness.aftermath import free_port
 from harness.artifacts import read_witnesses
-from harness.launch import Alive, read_tail
+from harness.launch import Alive
+from harness.logs import read_tail
 from harness.model import Command, Run, Step
 from harness.processes import look, members, resident_mib
 from harness.tiny import make_datasets, make_tiny_model

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import becoming, forking
+from . import becoming, forking, supervising
 from .becoming import Imported
 from .slot import VARIABLE, Slot
 
@@ -59,7 +59,9 @@ class Warm:
         self.control = socket.socket(fileno=settings.control)
         self.control.set_inheritable(False)
         self.slot = Slot()
-        self.runs: dict[int, int] = {}
+        self.pid = os.getpid()
+        # The supervisors of the runs.
+        self.runs: set[int] = set()
         self.wakeup, self.bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
@@ -109,18 +111,36 @@ class Warm:
         request, stdin, log, link = files
         pid = os.fork()
         if pid == 0:
-            self._lead(request, stdin, log, link, imported)
-        for fd in (request, stdin, log):
+            self._supervise(request, stdin, log, link, imported)
+        for fd in files:
             os.close(fd)
-        self.runs[pid] = link
+        self.runs.add(pid)
         return True
 
-    def _lead(self, request: int, stdin: int, log: int, link: int, imported: Imported) -> NoReturn:
-        """In the fork: become the leader of a session of its own that runs the console script."""
-
-        def program() -> None:
+    def _supervise(self, request: int, stdin: int, log: int, link: int, imported: Imported) -> NoReturn:
+        """In the fork: be the parent of one run."""
+        try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            becoming.close_all_but({request, stdin, log, link, *imported.files})
+            supervising.take_orphans(self.pid)
+            leader = os.fork()
+            if leader == 0:
+                self._lead(request, stdin, log, link, imported)
+            for fd in (request, stdin, log):
+                os.close(fd)
+            os.chdir("/")
+            supervising.watch_over(leader, socket.socket(fileno=link))
+        except BaseException as fault:
+            with contextlib.suppress(OSError):
+                os.write(link, f"failed {type(fault).__name__}: {fault}\n".encode())
+        os._exit(1)
+
+    def _lead(self, request: int, stdin: int, log: int, link: int, imported: Imported) -> NoReturn:
+        """In a fork of that: become the leader of a session of its own that runs the console script."""
+
+        def program() -> None:
             os.setsid()
             with open(request, "rb", closefd=False) as file:
                 asked = json.loads(file.read())
@@ -128,7 +148,7 @@ class Warm:
             os.chdir(asked["folder"])
             for fd, standard in ((stdin, 0), (log, 1), (log, 2)):
                 os.dup2(fd, standard)
-            os.write(link, b"pid %d\n" % os.getpid())
+            os.write(link, b"pid %d %d\n" % (os.getpid(), os.getppid()))
             becoming.close_all_but(imported.files)
             kept = {k: v for k, v in asked["environment"].items() if k not in imported.unset_variables}
             becoming.take_environment({**kept, **imported.set_variables})
@@ -148,21 +168,17 @@ class Warm:
             os.read(self.wakeup, 4096)
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            link = self.runs.pop(pid, None)
-            if link is not None:
-                with contextlib.suppress(OSError):  # the harness no longer listens
-                    os.write(link, b"status %d\n" % status)
-                os.close(link)
+            self.runs.discard(pid)
 
     def _end(self) -> None:
         for pid in self.runs:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGTERM)
         for pid in self.runs:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
