@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sys
 import threading
 import uuid
 from collections.abc import Mapping
@@ -11,16 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from harness import artifacts, commands, model_folder, server
+from harness import artifacts, commands, inputs, model_folder, server
 from harness.aftermath import after_the_end, free_port, shared_memory_of
+from harness.causes import blame_of
 from harness.commands_asked import asked_new_tokens, asked_port, asked_saves, asked_served_name
 from harness.diagnose import diagnose
+from harness.guardian import owned
 from harness.host import Host
 from harness.launch import Alive, Attendant
-from harness.model import Cell, Hardware, Metrics, Run, Stage, Step, StepResult, Weights
+from harness.model import Cell, Hardware, Metrics, Outcome, Run, Stage, Step, StepResult, Weights
 from harness.proof_deploy import ServerReport
 from harness.sim.environment import sim_environment
-from harness.tiny import SQUARE_EXPERTS, make_datasets, make_tiny_model
+from harness.swift_parsers import swift_interpreter
+from harness.tiny import SQUARE_EXPERTS, make_datasets, make_tiny_model, model_files
+from harness.tiny_data import dataset_files
 
 HEALTHY = "none"
 PLUGIN = Path(__file__).parent / "witness" / "plugin" / "npu_matrix_witness.py"
@@ -64,19 +70,21 @@ class Bench:
         self._launch, self._golden_of = launch, golden_of
         self.nonce = uuid.uuid4().hex
         self.work = host.runs / f"{cell.id}-{self.nonce[:8]}"
-        self.datasets = {kind: str(path) for kind, path in make_datasets(host.cache).items()}
+        data = make_datasets(host.cache)
+        self.datasets = {kind: str(path) for kind, path in data.items()}
+        # Read once: what is asked of a model and what its answers are held against must not be a file that a command could write.
+        self.inputs = artifacts.read_inputs(data["val"])
         family = SQUARE_EXPERTS if cell.options.tiny_experts == "square" else cell.model.family
         self.tiny = make_tiny_model(family, host.cache) if weights is Weights.TINY else None
+        tiny_files = {self.tiny.path: model_files(family)} if self.tiny else {}
+        self._pins = {data["val"].parent: inputs.pin({data["val"].parent: dataset_files(), **tiny_files})}
         self.ran: dict[str, StepResult] = {}
         self.served: Served | None = None
+        self._owned = contextlib.ExitStack()
 
     @property
     def model(self) -> str:
         return str(self.tiny.path) if self.tiny else self.cell.model.id
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return artifacts.read_inputs(Path(self.datasets["val"]))
 
     def base_folder(self) -> Path | None:
         """The untrained model's folder: the tiny one, or where ms-swift says that it found the real one (args.json of a checkpoint)."""
@@ -84,6 +92,18 @@ class Bench:
             return self.tiny.path
         checkpoint = self.checkpoint()
         return model_folder.trained_from(checkpoint) if checkpoint else None
+
+    def foreign_swift(self) -> str:
+        """A note where PATH's `swift` is run by another interpreter than the harness's; "" where it is the same or can't be told.
+
+        No fault: the harness needs no ms-swift of its own. But whoever reads versions and pins should know whose they are.
+        """
+        found = shutil.which("swift", path=self.host.search_path)
+        named = swift_interpreter(found) if found else None
+        interpreter = shutil.which(named, path=self.host.search_path) if named else None
+        if interpreter is None or os.path.abspath(interpreter) == os.path.abspath(sys.executable):
+            return ""
+        return f"swift on PATH ({found}) is run by {interpreter}, the harness by {sys.executable}"
 
     def checkpoint(self) -> Path | None:
         """The newest of the training. A golden's inference answers from the checkpoint that it is the golden of: the same bytes in."""
@@ -135,10 +155,28 @@ class Bench:
 
     def _result(self, step: Step) -> StepResult:
         if step.name not in self.ran:
-            self.ran[step.name] = self._serve(step) if step.serves else self._run(step)
+            result = self._serve(step) if step.serves else self._run(step)
+            self.ran[step.name] = replace(result, outcome=self._as_put_there(result.outcome))
         return self.ran[step.name]
 
+    def _as_put_there(self, outcome: Outcome) -> Outcome:
+        """`outcome`, unless the base model or a data set changed: then nothing else that was found can be relied on."""
+        real = None if self.tiny else self.base_folder()
+        if real and real not in self._pins:
+            # Known only since the training told where ms-swift found it.
+            self._pins[real] = inputs.pin({real: None})
+        changed = [text for pins in self._pins.values() for text in inputs.changes(pins)]
+        if not changed:
+            return outcome
+        beside = "" if outcome.cause == HEALTHY else f"; the run itself ended with {outcome.cause}"
+        told = "; ".join(changed[:4]) + beside
+        remedy = "See what else writes there, and run the cell again: the harness makes its own files anew."
+        return Outcome("proof.inputs_changed", blame_of("proof.inputs_changed"), told, remedy)
+
     def _run(self, step: Step, attend: Attendant | None = None) -> StepResult:
+        if not self.ran:
+            # Between two commands too: what a harness that died there leaves is as half-finished.
+            self._owned.enter_context(owned(self.work, self.nonce))
         witness_dir = self.work / "witness" / step.name
         run = self._launch(
             step,
@@ -190,7 +228,11 @@ class Bench:
         return result
 
     def close(self, *, keep: bool) -> None:
-        """Drop the weights that no later stage needs; logs and witnesses stay. `keep`: leave everything to look into a failure."""
+        """Drop the weights that no later stage needs; logs and witnesses stay. `keep`: leave everything to look into a failure.
+
+        Either way the folder is from now on a finished one.
+        """
+        self._owned.close()
         if keep:
             return
         for folder in (*self.work.glob("train"), *self.work.glob("resume*"), *self.work.glob("merged")):
