@@ -242,6 +242,8 @@ def _facts(bench: Bench) -> dict[str, Any]:
     facts: dict[str, Any] = dict(cell_facts(cell))
     if bench.host.hardware is Hardware.SIM:
         facts["simulated"] = "SIMULATED NPU: a torch device in host memory, no NPU hardware"
+    if foreign := bench.foreign_swift():
+        facts["swift_interpreter"] = foreign
     if bench.tiny:
         facts |= {"tiny_model": bench.tiny.sha256, "note": f"random weights of family {bench.tiny.family}, made on the spot"}
     return facts
