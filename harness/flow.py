@@ -16,7 +16,7 @@ from harness.bench import HEALTHY, Bench, Launch
 from harness.cell_facts import cell_facts
 from harness.commands import NotBuilt
 from harness.commands_asked import trained_answers
-from harness.errors import HarnessError
+from harness.errors import HarnessError, HostError
 from harness.evidence import stack_name
 from harness.host import Host
 from harness.judge import Case, judge
@@ -77,26 +77,34 @@ def run_cell(
     bench = Bench(cell, weights, host, launch, stop)
     golden = golden_bench(bench, golden_launch or launch)
     verdicts: dict[Stage, Verdict] = {}
-    for stage in with_needed(stages, cell, idle_stages(stages, cell, host)):
-        began = datetime.now(timezone.utc)
-        ruling = rules.rule_for(
-            cell, matrix, hardware=host.hardware, weights=weights, rehearsal=host.rehearsal is not None, stage=stage
-        )
-        gap = rules.proof_gap(cell, stage, hardware=host.hardware, weights=weights)
-        blocker = "" if gap else next((str(s) for s in needed(stage, cell) if verdicts[s].kind not in PROCEEDS), "")
-        steps, results, gap = _work(bench, stage, gap, blocker)
-        comparisons = () if gap or blocker else _proved(stage, bench, results, matrix, golden)
-        evidence = _evidence(bench, matrix, stage, ruling, steps, results, comparisons, gap, blocker, verdicts, began, golden)
-        evidence = redacted(evidence, clean)
-        keep(evidence)
-        verdicts[stage] = evidence.verdict
-        yield evidence
-        if stop.is_set():
-            break
-    keep_files = any(v.kind is VerdictKind.FAILED for v in verdicts.values())
-    for one in (bench, golden):
-        if one is not None:
-            one.close(keep=keep_files)
+    look_into = False
+    try:
+        for stage in with_needed(stages, cell, idle_stages(stages, cell, host)):
+            began = datetime.now(timezone.utc)
+            ruling = rules.rule_for(
+                cell, matrix, hardware=host.hardware, weights=weights, rehearsal=host.rehearsal is not None, stage=stage
+            )
+            gap = rules.proof_gap(cell, stage, hardware=host.hardware, weights=weights)
+            blocker = "" if gap else next((str(s) for s in needed(stage, cell) if verdicts[s].kind not in PROCEEDS), "")
+            steps, results, gap = _work(bench, stage, gap, blocker)
+            comparisons = () if gap or blocker else _proved(stage, bench, results, matrix, golden)
+            evidence = _evidence(bench, matrix, stage, ruling, steps, results, comparisons, gap, blocker, verdicts, began, golden)
+            evidence = redacted(evidence, clean)
+            keep(evidence)
+            verdicts[stage] = evidence.verdict
+            yield evidence
+            if stop.is_set():
+                break
+    except Exception as fault:
+        # A proof that broke is looked into; what a full disk refused would only fill it further.
+        look_into = not isinstance(fault, HostError)
+        raise
+    finally:
+        # Whoever ends a run early drops this generator at a `yield`, so nothing after the loop would be reached.
+        keep_files = look_into or any(v.kind is VerdictKind.FAILED for v in verdicts.values())
+        for one in (bench, golden):
+            if one is not None:
+                one.close(keep=keep_files)
 
 
 def needed(stage: Stage, cell: Cell) -> tuple[Stage, ...]:

@@ -163,11 +163,14 @@ def _clean(path: Path, text: str, run_root: Path) -> list[str]:
             raise ValueError("the nonce is not the one in the file's name")
     except (ValueError, KeyError, TypeError) as fault:
         return [f"{path.name}: left alone, not written by the harness ({fault})"]
-    victims = members((), (nonce,))
-    left: list[Process] = kill_until_gone(lambda: members((), (nonce,)))
+    removable = path.parent != run_root and not path.parent.is_symlink()
+    # A cell's folder is owned by the cell and by the command that ran in it; both must be over before the folder goes.
+    nonces = {nonce, *(p.stem.removeprefix("owner-") for p in path.parent.rglob(_OWNER) if removable)}
+    victims = members((), nonces)
+    left: list[Process] = kill_until_gone(lambda: members((), nonces))
     done = [f"killed {victim}, left by a harness that died" for victim in victims if victim.pid not in {p.pid for p in left}]
     done += [f"could not kill {victim}, left by a harness that died" for victim in left]
-    if path.parent == run_root or path.parent.is_symlink():
+    if not removable:
         path.unlink(missing_ok=True)
         return done
     try:
