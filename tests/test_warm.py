@@ -246,6 +246,29 @@ def test_a_server_is_asked_to_end_when_its_attendant_is_done(place: Place) -> No
     assert (run.ended_by, run.exit_code, run.leftovers) == ("request", None, ()) and "asked" in run.log_tail
 
 
+def test_a_child_that_sheds_nonce_group_and_parent_at_once_is_found_beside_other_runs(place: Place) -> None:
+    shed = 'env -i /bin/sh -c "exec setsid sleep 604 >/dev/null 2>&1 &"'
+    runs: dict[int, Run] = {}
+    codes = {0: "import time; time.sleep(1)", 1: f"os.system({shed!r})"}
+    threads = [threading.Thread(target=lambda at=at: runs.update({at: place.go(codes[at])})) for at in codes]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(runs[at].exit_code, len(runs[at].leftovers)) for at in (0, 1)] == [(0, 0), (0, 1)]
+    assert look(int(runs[1].leftovers[0].split("pid ")[1].split(")")[0])) is None
+    assert diagnose(runs[1].log_tail, runs[1]).cause == "run.orphan" and place.process().alive
+
+
+@pytest.mark.parametrize(("end", "cause"), [("", "run.traceback_exit_0"), ("raise KeyError('late')", "run.exit_nonzero")])
+def test_an_early_traceback_under_much_chatter_ends_as_cold(place: Place, end: str, cause: str) -> None:
+    code = f"import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\nprint('chatter\\n' * 30_000, flush=True)\n{end}"
+    warm, cold = place.go(code), place.go(code, launch)
+    assert (warm.ended_by, warm.exit_code) == (cold.ended_by, cold.exit_code) == ("exit", 1 if end else 0)
+    outcomes = [diagnose(run.log_tail, run) for run in (warm, cold)]
+    assert [o.cause for o in outcomes] == [cause] * 2 and "ZeroDivisionError" in outcomes[0].line and outcomes[0].line == outcomes[1].line
+
+
 def test_a_stop_from_another_thread_interrupts_the_run(place: Place) -> None:
     stop = threading.Event()
     threading.Timer(1.0, stop.set).start()

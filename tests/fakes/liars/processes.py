@@ -78,6 +78,17 @@ class HidesALateTraceback(Honest):
         return 0
 
 
+class BuriesItsTraceback(Honest):
+    """The traceback comes first, and far more chatter after it than anybody keeps."""
+
+    def begin(self, method: str) -> None:
+        try:
+            raise RuntimeError("the stand-in failed early")
+        except RuntimeError:
+            traceback.print_exc()
+        print("a line of chatter\n" * 20_000, flush=True)
+
+
 class LeavesAChild(Honest):
     clean: ClassVar[dict[str, str] | None] = None
 
@@ -97,6 +108,13 @@ class LeavesAStranger(LeavesAChild):
         time.sleep(0.2)
 
 
+class LeavesARootlessChild(Honest):
+    """It has shed environment, session, group and parent before anybody could look."""
+
+    def begin(self, method: str) -> None:
+        os.system(f'env -i /bin/sh -c "exec setsid sleep {_LONG_S} >/dev/null 2>&1 </dev/null &"')
+
+
 LIES = (
     Lie("does_nothing", "train", "proof.no_log", "product", DoesNothing),
     Lie("silent_hang", "train", "run.deadline_silent", "product", SilentHang, deadline_s=3),
@@ -106,6 +124,8 @@ LIES = (
     Lie("exit_1_after_success", "train", "run.exit_nonzero", "product", FailsAfterSuccess),
     Lie("exit_0_after_a_traceback", "train", "run.traceback_exit_0", "product", HidesItsTraceback),
     Lie("exit_0_after_a_late_traceback", "train", "run.traceback_exit_0", "product", HidesALateTraceback),
+    Lie("exit_0_after_a_buried_traceback", "train", "run.traceback_exit_0", "product", BuriesItsTraceback),
+    Lie("leaves_a_rootless_child", "train", "run.orphan", "product", LeavesARootlessChild),
     Lie("leaves_a_child", "train", "run.orphan", "product", LeavesAChild),
     Lie("leaves_a_stranger", "train", "run.orphan", "product", LeavesAStranger),
 )
