@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+from harness.evidence import stack_name
 from harness.model import Evidence
+from harness.redact_patterns import EMAIL, hide_accounts, hide_hosts, hide_secrets, hide_values, is_secret_name
 
 T = TypeVar("T")
 
@@ -24,57 +26,62 @@ ORDINARY = frozenset(
     | {"docker", "localhost", "swift", "npu", "cpu", "ascend", "torch", "train", "model", "models", "python", "host", "server", "linux"}
     | {"megatron", "deepspeed", "vllm", "qwen", "a2", "a3", "a5", "sim", "token", "ip", "mac", "email"}
 )
-# Fields that name things of the harness: hiding a word there would break the key, the verdict or the command.
-_IDENTIFIERS = frozenset(
-    {"cause", "nonce", "event", "name", "step", "program", "flag", "started_at", "ended_by", "trainable_digest", "source", "sha256"}
+# Where evidence says a word of the harness itself, which keys or decides it: a place is the path of fields, `*` for a list's members.
+# Everything else is cleaned, whatever it is called.
+_OWN_WORDS = frozenset(
+    {
+        "outcome.cause",
+        "verdict.cause",
+        "comparisons.*.cause",
+        "comparisons.*.name",
+        "ruling.causes.*",
+        "steps.*.name",
+        "steps.*.command.program",
+        "steps.*.substitutions.*.flag",
+        "runs.*.step",
+        "runs.*.nonce",
+        "runs.*.started_at",
+        "runs.*.ended_by",
+        "witnesses.*.nonce",
+        "facts.missing.*",
+        *(f"facts.{name}" for name in ("blocked_by", "algorithm", "tuner", "strategy", "engine", "model", "family", "recipe", "options")),
+    }
 )
+_KEYED = ("cell", "stage", "weights", "hardware", "asked", "stack", "tiny_key", "nonce", "launcher", "started_at", "schema", "sha256")
+_NUMBER_OF_VERSION = re.compile(r"v?\d+(?:\.\d+)*(?:\.?(?:a|b|rc|post|dev|alpha|beta)\.?\d*)*")
+_DIGEST_KEY = re.compile(r"(?i)(?:commit|sha\d*|digest|nonce|revision|hash)$")
+_DIGEST = re.compile(r"[0-9a-f]{7,128}")
+_MOST_PASSES = 12
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]")
-EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[A-Za-z]{2,}(?![\w-])")
 _MAC = re.compile(r"(?<![\w:.-])(?:[0-9A-Fa-f]{2}([:-]))(?:[0-9A-Fa-f]{2}\1){4}[0-9A-Fa-f]{2}(?![\w:-])")
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\d|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.<])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:%\w+)?(?![\w:]|\.\w)")
 _VERSION_BEFORE = re.compile(r"(?i)(?:\bv|version\W{0,3}|[=~!<>]=\s*['\"]?)$")
 _VERSION_AFTER = re.compile(r"(?i)^(?:[+]|\.?(?:post|dev|rc|a|b)\d|-(?:cp|py)\d|\.(?:whl|tar|zip|so|run))")
 
-_SECRET = (
-    r"(?:password|passwd|secret(?:[_-]?(?:key|access[_-]?key))?|api[_-]?key|access[_-]?key(?:[_-]?id)?"
-    r"|(?:hub|auth|access|api|hf|ms|sdk|bearer|refresh)[_-]?token)"
-)
-_SECRET_NAME = re.compile(rf"(?i:(?:^|[_-]){_SECRET}$)|(?:^|_)(?:TOKEN|SECRET|PASSWORD|CREDENTIALS?)$")
-_SECRETS = (
-    re.compile(
-        r"(?<![\w-])(?:hf_[A-Za-z0-9]{8,}|ms-[0-9a-fA-F]{6,}(?:-[0-9a-fA-F]+)*|sk-(?=[\w-]*\d)[\w-]{12,}|(?:AKIA|ASIA)[0-9A-Z]{12,}"
-        r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{12,}|xox[abprs]-[\w-]{8,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
-    ),
-    re.compile(r"(?i)(?<=\bbearer )[\w.~+/=-]{6,}|(?<=authorization: basic )[\w+/=-]+"),
-    re.compile(r"(?<=://)[^\s/@<>:]*:[^\s/@<>]+(?=@)"),
-)
-_VALUE = r"(?P<value>[^\s\"',;}\])<>][^\s\"',;}\])]*)"
-_ASSIGNED = re.compile(
-    rf"(?P<name>(?i:(?<!\w)(?:\w*[_-])?{_SECRET})|(?<!\w)[A-Z0-9_]*_(?:TOKEN|SECRET|PASSWORD|CREDENTIALS?))"
-    rf"(?P<between>[\"']?\s*[=:]\s*[\"']?){_VALUE}"
-)
-_FLAGGED = re.compile(rf"(?P<name>(?i:(?<![\w-])--(?:[\w-]*[_-])?{_SECRET}))(?P<between>[\"']?,?[ ]+[\"']?)(?!-){_VALUE}")
-_HOMES = re.compile(r"(?<![\w~.>])(?:/home/|/Users/)[^/\s:'\"<>,;)\]|]+|(?<![\w~./>-])/root(?![\w.-])")
 
-
-def redact(text: str, *, user: str, host: str, home: str, extra: Iterable[str] = ()) -> str:
+def redact(text: str, *, user: str, host: str, home: str, extra: Iterable[str] = (), secrets: Iterable[str] = ()) -> str:
     """`text` without colours, control characters, user and host names, addresses, home paths, tokens and e-mail addresses.
 
-    `extra` are folders (the repository, work folders) that become `<work>`. 127.0.0.1, 0.0.0.0 and ::1 stay.
+    `extra` are folders (the repository, work folders) that become `<work>`; `secrets` are values that go wherever they stand (see
+    `secret_values`). 127.0.0.1, 0.0.0.0, ::1 and public sites such as github.com stay.
     """
     folders = sorted({e.rstrip("/") for e in extra} - {""}, key=lambda e: (-len(e), e))
-    before, text = None, plain(text)
-    while text != before:  # hiding one thing may uncover the next; every pass hides more, so this ends
+    secrets = tuple(secrets)
+    text = plain(text)
+    for _ in range(_MOST_PASSES):  # hiding one thing may uncover the next
         before = text
-        text = _hide_secrets(text)
+        text = hide_secrets(hide_values(text, secrets))
         for folder in folders:
             text = _hide_folder(text, folder, "<work>")
-        text = EMAIL.sub("<email>", _HOMES.sub("~", _hide_folder(text, home.rstrip("/"), "~")))
-        text = _IPV6.sub(_hide_ipv6, _IPV4.sub(_hide_ipv4, _MAC.sub("<mac>", text)))
+        text = _hide_folder(text, home.rstrip("/"), "~")
         for name, mask in ((host, "<host>"), (host.partition(".")[0], "<host>"), (user, "<user>")):
             text = _hide_name(text, name, mask)
+        text = hide_hosts(hide_accounts(text))
+        text = _IPV6.sub(_hide_ipv6, _IPV4.sub(_hide_ipv4, _MAC.sub("<mac>", text)))
+        if text == before:
+            break
     return text
 
 
@@ -85,13 +92,19 @@ def plain(text: str) -> str:
 
 
 def redacted(evidence: Evidence, clean: Callable[[str], str]) -> Evidence:
-    """`evidence` with `clean` applied to all that was written by processes or names places. What keys and decides it is left as it is."""
-    free = ("facts", "steps", "runs", "witnesses", "metrics", "outcome", "comparisons", "machine", "ruling", "verdict")
-    return replace(evidence, **{name: clean_value(getattr(evidence, name), clean) for name in free})
+    """`evidence` with `clean` applied to every text and key, save the words of the harness that key or decide it.
+
+    The stack of undeclared versions is named after them, so it is named anew where they had to be cleaned.
+    """
+    cleaned = {f.name: _clean(getattr(evidence, f.name), clean, f.name) for f in fields(evidence) if f.name not in _KEYED}
+    if cleaned["versions"] != evidence.versions and evidence.stack.startswith("undeclared-"):
+        cleaned["stack"] = stack_name(cleaned["versions"], {})
+    return replace(evidence, **cleaned)
 
 
 def clean_value(value: T, clean: Callable[[str], str]) -> T:
-    """`clean` applied to every text within `value`; what follows a secret's name (`--hub_token X`, {"HF_TOKEN": X}) becomes `<token>`."""
+    """`clean` applied to every text and key within `value`; what follows a secret's name (`--hub_token X`, {"HF_TOKEN": X}) becomes
+    `<token>`."""
     return _clean(value, clean)  # type: ignore[no-any-return]
 
 
@@ -111,14 +124,6 @@ def fenced(text: str, language: str = "") -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
-
-
-def _hide_secrets(text: str) -> str:
-    for pattern in _SECRETS:
-        text = pattern.sub("<token>", text)
-    for pattern in (_ASSIGNED, _FLAGGED):
-        text = pattern.sub(lambda m: f"{m['name']}{m['between']}<token>", text)
-    return text
 
 
 def _hide_folder(text: str, folder: str, mask: str) -> str:
@@ -158,16 +163,37 @@ def _hide_ipv6(match: re.Match[str]) -> str:
     return "<ip>"
 
 
-def _clean(value: Any, clean: Callable[[str], str], name: str = "") -> Any:
+def _clean(value: Any, clean: Callable[[str], str], place: str = "", name: str = "") -> Any:
+    """`place`: the path of `value` in the evidence, list members as `*`; `name`: the key or flag that it goes by."""
     if isinstance(value, str):
-        if type(value) is not str or name in _IDENTIFIERS:
-            return value  # a member of a closed set, or a name of the harness
-        return "<token>" if value and _SECRET_NAME.search(name) else clean(value)
+        return value if type(value) is not str or place in _OWN_WORDS else _clean_text(value, clean, place, name)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _clean(getattr(value, f.name), clean, f.name) for f in fields(value)})
+        inner = {f.name: _clean(getattr(value, f.name), clean, f"{place}.{f.name}", f.name) for f in fields(value)}
+        return replace(value, **inner)
     if isinstance(value, Mapping):
-        return {key: _clean(inner, clean, str(key)) for key, inner in value.items()}
+        return _clean_mapping(value, clean, place)
     if isinstance(value, list | tuple):
-        flags = ["", *(item.lstrip("-") if isinstance(item, str) and item.startswith("--") else "" for item in value[:-1])]
-        return type(value)(_clean(item, clean, flag) for item, flag in zip(value, flags, strict=False))
+        flags = [name, *(item.lstrip("-") if isinstance(item, str) and item.startswith("--") else name for item in value[:-1])]
+        return type(value)(_clean(item, clean, f"{place}.*", flag) for item, flag in zip(value, flags, strict=False))
     return value
+
+
+def _clean_text(value: str, clean: Callable[[str], str], place: str, name: str) -> str:
+    if value and is_secret_name(name):
+        return "<token>"
+    if _DIGEST_KEY.search(name) and _DIGEST.fullmatch(value):
+        return value
+    if ".versions." in f".{place}" and (number := _NUMBER_OF_VERSION.match(value)):
+        rest = value[number.end() :]  # four numbers of a version look like an address
+        return number[0] + (clean(rest) if rest else "")
+    return clean(value)
+
+
+def _clean_mapping(value: Mapping[Any, Any], clean: Callable[[str], str], place: str) -> dict[Any, Any]:
+    result: dict[Any, Any] = {}
+    for key, inner in value.items():
+        known = clean(key) if type(key) is str else key
+        while known in result:  # two keys that look alike once they are clean
+            known = f"{known}+"
+        result[known] = _clean(inner, clean, f"{place}.{key}", str(key))
+    return result

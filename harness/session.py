@@ -31,6 +31,7 @@ from harness.model import Cell, Evidence, Hardware, Matrix, Ruling, RulingKind, 
 from harness.pool import Job, Pool
 from harness.processes import kill_until_gone, members
 from harness.redact import redact
+from harness.redact_patterns import secret_values
 from harness.rules import rule_for
 from harness.select import select_cells
 from harness.sim.build import CACHE_VARIABLE, build
@@ -302,10 +303,11 @@ def _kill_runs(runs: Path) -> None:
 
 
 def cleaner(host: Host) -> Callable[[str], str]:
-    """Takes out of a text what names this host, its user and its folders."""
+    """Takes out of a text what names this host, its user and its folders, and the secrets that its environment holds."""
     user, name, home = getpass.getuser(), platform.node(), str(Path.home())
     extra = [str(p) for p in (host.runs, host.cache, host.rehearsal, host.root) if p is not None]
-    return lambda text: redact(text, user=user, host=name, home=home, extra=extra)
+    secrets = secret_values(os.environ)
+    return lambda text: redact(text, user=user, host=name, home=home, extra=extra, secrets=secrets)
 
 
 def _swift_cli_dir() -> str:
