@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 
 from harness.diagnose import COLOUR, EXCEPTION, EXCEPTION_IGNORED, TRACEBACK, clean_line
 from harness.symptoms import NOT_FINITE, SYMPTOMS, Symptom, present
 
 _TRACEBACKS = 3
+# Lines kept to find the last one that is no noise.
+_REMEMBERED = 16
 # Of a traceback: how far its exception may be from its head (other ranks print in between), and how many of its lines are kept.
 _REACH_LINES, _SHOWN_LINES = 400, 40
 _PIECE_CHARACTERS, _OVERLAP, _QUOTED, _LEAD = 8192, 512, 1000, 200
@@ -19,13 +22,13 @@ _ERROR_WORDS = re.compile(r"ERROR|CRITICAL|FATAL|[EF]\d{4} \d\d:")
 class Decisive:
     """Mutable: give it a log's text in order, whole lines at a time. `kept`: the first line of each symptom, the first tracebacks.
 
-    `error`: the first line of all that a logger marked as an error. `before`: the last line that was read.
+    `error`: the first line of all that a logger marked as an error.
     """
 
     def __init__(self) -> None:
         self.kept: list[str] = []
         self.error = ""
-        self.before = ""
+        self._last: deque[str] = deque(maxlen=_REMEMBERED)
         self._wanted: list[Symptom] = list(SYMPTOMS)
         self._not_finite = False
         self._tracebacks = 0
@@ -35,17 +38,26 @@ class Decisive:
         """`keep`: whether the lines of `text` are to be remembered; else they are shown elsewhere, and count as known."""
         # A colour may stand inside a word that is looked for.
         text = COLOUR.sub("", text) if "\x1b" in text else text
-        symptoms = [s for s in present(text) if s in self._wanted]
+        symptoms = present(text, self._wanted)
         fault = self._tracebacks < _TRACEBACKS and "Traceback (most" in text
         error = not self.error and _ERROR_WORDS.search(text)
         if not (self._awaited or symptoms or fault or error or (not self._not_finite and NOT_FINITE.search(text))):
-            lines = [clean_line(line) for line in re.split(r"[\r\n]+", text[-_PIECE_CHARACTERS:])]
-            self.before = next((line for line in reversed(lines) if line), self.before)
+            self._last.extend(re.split(r"[\r\n]+", text[-_PIECE_CHARACTERS:])[-_REMEMBERED:])
             return
         for line in re.split(r"[\r\n]+", text):
-            cleaned = clean_line(line)
-            for at in range(0, len(cleaned), _PIECE_CHARACTERS):
-                self._line(cleaned[at : at + _PIECE_CHARACTERS + _OVERLAP], symptoms, keep)
+            # Cleaning costs more than looking: only lines that can matter are cleaned.
+            maybe = present(line, symptoms) if symptoms else []
+            marked = "Traceback (most" in line or (not self.error and _ERROR_WORDS.search(line))
+            if self._awaited or maybe or marked or (not self._not_finite and NOT_FINITE.search(line)):
+                cleaned = clean_line(line)
+                for at in range(0, len(cleaned), _PIECE_CHARACTERS):
+                    self._line(cleaned[at : at + _PIECE_CHARACTERS + _OVERLAP], maybe, keep)
+            self._last.append(line)
+
+    @property
+    def before(self) -> str:
+        """The last line that was read, noise left out."""
+        return next((cleaned for line in reversed(self._last) if (cleaned := clean_line(line))), "")
 
     def _line(self, line: str, symptoms: list[Symptom], keep: bool) -> None:
         wanted = self._is_of_a_traceback(line)
@@ -60,7 +72,6 @@ class Decisive:
             self.error = line[:_QUOTED]
         if wanted and keep:
             self.kept.append(line[max(0, start - _LEAD) :][:_QUOTED])
-        self.before = line
 
     def _is_of_a_traceback(self, line: str) -> bool:
         if self._awaited:

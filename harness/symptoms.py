@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from re import Pattern
 from typing import Any
@@ -286,16 +287,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
 NOT_FINITE = re.compile(r"""['"](?:loss|grad_norm)['"]:\s*['"]?-?(?:nan|inf|infinity)\b""", re.IGNORECASE)
 
 
-def present(text: str) -> list[Symptom]:
-    """The symptoms that lines of `text` may have; what is not among them, none has."""
+def present(text: str, among: Iterable[Symptom] = SYMPTOMS) -> list[Symptom]:
+    """Those `among` the symptoms that lines of `text` may have; what is not returned, none has."""
     lowered = text.lower()
-    return [symptom for symptom, words in _WORDS.items() if any(word in lowered for word in words)]
+    return [symptom for symptom in among if any(word in lowered for word in _WORDS[symptom])]
 
 
 def literals_of(pattern: Pattern[str]) -> frozenset[str]:
     """Lower-case words of which any text that `pattern` matches holds at least one, whatever its case; {""} if none are sure.
 
-    Looking for plain words first makes reading a log of hundreds of megabytes some fifty times as fast.
+    Looking for plain words first makes reading a log of hundreds of megabytes some fifteen times as fast.
     """
     return _needed(sre_parse.parse(pattern.pattern, pattern.flags)) or frozenset({""})
 
