@@ -89,6 +89,7 @@ def summary(witness: Witness) -> Mapping[str, Any]:
             "peak_reserved_mib": _largest(steps, "peak_reserved_mib"),
             "rss_mib": _largest(steps, "rss_mib"),
         },
+        "logged": [[e.get(name) for name in ("step", "loss", "grad_norm", "learning_rate")] for e in witness.all("log")],
         "generate": {
             "calls": len(generated),
             "devices": sorted({str(e.get("device")) for e in generated}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import examples as ex
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +62,8 @@ def test_evidence_gets_digests_and_devices_but_no_prompts() -> None:
     assert kept["train_begin"]["device"] == "cpu"
     assert kept["train_end"]["trainable_digest"]
     assert kept["steps"]["step"] == [1, 2, 3, 4]
+    assert kept["logged"][0] == [1, ex.loss_of(1), 1.625, pytest.approx(0.01)] and len(kept["logged"]) == ex.STEPS
+    assert kept["train_begin"]["arguments"]["max_steps"] == ex.STEPS
     assert kept["generate"] == {
         "calls": 1, "devices": ["cpu"], "model_classes": ["Qwen2ForCausalLM"], "dtypes": ["float32"], "adapters": ["default"],
             "device_names": [], "simulated": False,
