@@ -177,6 +177,7 @@ class _Flight:
             raise
         finally:
             os.close(reads)
+        self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.began = time.monotonic()
         if command.stdin is not None:
             threading.Thread(target=_feed, args=(os.fdopen(writes, "wb"), command.stdin.encode()), daemon=True).start()

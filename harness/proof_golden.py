@@ -18,7 +18,7 @@ _DESIGN = "design section 4"
 # Losses and gradient norms, relative. Weights are measured against the update, as root mean squares over all tensors: Adam moves an
 # entry whose gradient is nearly zero by the full learning rate one way or the other, so single entries of equal runs lie far apart.
 _LOGGED = {
-    "float32": Tolerance(1e-5, f"{_DESIGN}: fp32 loss and grad_norm 1e-5"),
+    "float32": Tolerance(5e-5, "measured: 7.8e-6 for an honest Qwen3 LoRA run at the strong tiny rate, 4.4e-4 and more for planted faults"),
     "bfloat16": Tolerance(2e-3, f"{_DESIGN}: bf16 2e-3 with the attention path equal"),
 }
 _UPDATES = {
@@ -75,6 +75,8 @@ def _weights(finals: Sequence[TensorFile | None], base: TensorFile, tolerance: T
     ours, golden = finals
     if ours is None or golden is None or not ours.usable or not golden.usable or ours.tensors.keys() != golden.tensors.keys():
         return check("golden.weights", False, "proof.checkpoint_missing", "the last weights of both runs, tensor by tensor", "not there")
+    if any(ours.tensors[name].shape != tensor.shape for name, tensor in golden.tensors.items()):
+        return check("golden.weights", False, "golden.differs", "tensors of the golden's shapes", "other shapes")
     apart = moved = 0.0
     for name, tensor in golden.tensors.items():
         theirs, before = tensor.values(), base.tensors.get(name)
