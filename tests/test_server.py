@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import uuid
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -52,7 +53,11 @@ def serve(work: Path, lie: str, *, port: int | None = None, deadline_s: float = 
 
 def witness(run: Run, answers: int = 3) -> Witness:
     generated = {"event": "generate", "device": "cpu", "prompt_ids": [[1, 2, 3, 4, 5]], "output_ids": [[6, 7, 8, 9]]}
-    return Witness(run.nonce, 1, 0, 1, "w", {}, ({"event": "start", "argv": list(run.argv)}, *[generated] * answers))
+    start = {"event": "start", "argv": list(run.argv[1:]), "python": "python", "swift_file": "swift/__init__.py"}
+    versions = {"ms-swift": "4.6.0", "torch": "2.14.1", "transformers": "5.19.0", "python": "3.11.7"}
+    began = datetime.fromisoformat(run.started_at).timestamp()
+    events = tuple({**event, "time": began + run.duration_s / 2} for event in (start, *[generated] * answers))
+    return Witness(run.nonce, 1, 0, 1, "w", versions, events)
 
 
 def first_cause(result: StepResult, report: ServerReport) -> str:
