@@ -106,7 +106,9 @@ BOTH = ("golden.loss", "golden.grad_norm")
         (1 + 1e-3, "float64", BOTH),
     ],
 )
-def test_logged_numbers_are_held_to_their_dtype_and_an_unknown_dtype_to_the_strictest(scale: float, dtype: str, unlike: tuple[str, ...]) -> None:
+def test_logged_numbers_are_held_to_their_dtype_and_an_unknown_dtype_to_the_strictest(
+    scale: float, dtype: str, unlike: tuple[str, ...]
+) -> None:
     made = proved(on_sim(log_text(scale=scale)), dtype=dtype)
     assert failed(made) == {name: "golden.differs" for name in unlike}
 
