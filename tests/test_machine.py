@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import resource
-import time
 import socket
 import sys
+import time
 from collections.abc import Callable
 from getpass import getuser
 from pathlib import Path
