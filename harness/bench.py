@@ -127,14 +127,13 @@ class Bench:
         """Checkpoints that never came are named where they would lie: only a rehearsal gets that far."""
         first = asked_saves(self.weights)[0]
         trained = self.work / "train"
-        single = self.cell.strategy == "single"
         return commands.Places(
             work=str(self.work),
             model=self.model,
             datasets=self.datasets,
             queries=self.inputs,
             plugin=str(PLUGIN),
-            visible_devices=self.host.devices_for(self.cell.model, self.cell.devices, single, self.weights),
+            visible_devices=self.host.devices_for(self.cell, self.weights),
             port=free_port(),
             master_port=free_port(),
             checkpoint=str(self.checkpoint() or trained / "checkpoint"),

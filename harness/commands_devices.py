@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from harness.commands_flags import Flags, NotBuilt, Places
+from harness.commands_flags import LAUNCH_CONFIGS, Flags, NotBuilt, Places
 from harness.errors import HarnessError
 from harness.model import Cell, Hardware, Strategy, Weights
 
@@ -25,11 +25,21 @@ def documented_devices(cell: Cell) -> int:
     return named if named > 1 else DOCUMENTED_NPUS
 
 
-def ranks(cell: Cell, places: Places) -> int:
-    """Training processes: one a visible device, or two on a plain cpu. Raises HarnessError when one device is to be shared out."""
+def tiny_devices(cell: Cell) -> int:
+    """Devices of a tiny run: one, two, or four where the cell names four or more, or splits a sequence over four."""
     if cell.strategy is Strategy.SINGLE:
         return 1
-    count = len(places.visible_devices) or 2
+    return 4 if max(cell.devices or 2, cell.options.sequence_parallel_size) >= 4 else 2
+
+
+def ranks(cell: Cell, places: Places) -> int:
+    """Training processes: one a visible device, or as many on a plain cpu as a tiny run has devices.
+
+    Raises HarnessError when one device is to be shared out.
+    """
+    if cell.strategy is Strategy.SINGLE:
+        return 1
+    count = len(places.visible_devices) or tiny_devices(cell)
     if count < 2:
         raise HarnessError(
             f"{cell.id}", f"{cell.strategy} needs at least two devices and {places.visible_devices} was given.", "Lease more."
@@ -71,7 +81,8 @@ def strategy_flags(cell: Cell) -> Flags:
         case Strategy.SINGLE | Strategy.DDP | Strategy.FSDP1:
             return {}
         case Strategy.FSDP2:
-            return {"--fsdp": ("fsdp2",)}
+            named = cell.options.fsdp_config
+            return {"--fsdp": (str(LAUNCH_CONFIGS / f"fsdp2_{named}.json") if named else "fsdp2",)}
         case Strategy.ZERO2:
             return {"--deepspeed": ("zero2",)}
         case Strategy.ZERO3:

@@ -10,7 +10,8 @@ from harness.errors import HarnessError
 from harness.model import Cell, Command, Step, Substitution, Word
 
 Flags = Mapping[str, tuple[str, ...]]
-FSDP1_CONFIG = str(Path(__file__).parent / "launch_configs" / "fsdp1.json")
+LAUNCH_CONFIGS = Path(__file__).parent / "launch_configs"
+FSDP1_CONFIG = str(LAUNCH_CONFIGS / "fsdp1.json")
 
 
 class Form(Word):

@@ -12,7 +12,9 @@ from harness.model import Algorithm, Cell, Engine, Stage, Tuner, Weights
 QUICK_START = "quick_start"
 WITNESS_CALLBACK = "npu_matrix_witness"
 REWARD = "npu_matrix_reward"  # a reward that varies: with a constant one GRPO's grad_norm is 0 and the run exits 0
-TINY_STEPS, TINY_SAVE_STEPS, TINY_BATCH = 6, 3, 2
+TINY_STEPS, TINY_SAVE_STEPS = 6, 3
+# Rows of one optimizer step, and at most so many at a time: the same global batch whatever the number of ranks, so that all strategies agree.
+TINY_GLOBAL_BATCH, TINY_MICRO_BATCH = 4, 2
 REAL_STEPS, REAL_SAVE_STEPS = 20, 10
 TINY_NEW_TOKENS = 12
 

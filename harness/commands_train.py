@@ -15,8 +15,9 @@ from harness.commands_tables import (
     REAL_SAVE_STEPS,
     REAL_STEPS,
     REWARD,
-    TINY_BATCH,
+    TINY_GLOBAL_BATCH,
     TINY_LEARNING_RATE,
+    TINY_MICRO_BATCH,
     TINY_SAVE_STEPS,
     TINY_STEPS,
     TRAIN_SETTINGS,
@@ -177,6 +178,7 @@ def _real_changes(cell: Cell, places: Places) -> list[Change]:
 
 def _tiny_changes(cell: Cell, places: Places, hardware: Hardware) -> list[Change]:
     names = family_names(cell)
+    micro, accumulated = tiny_batch(cell, places)
     flags: list[tuple[str, str | None]] = [
         ("--model", places.model),
         ("--model_type", names.model_type),
@@ -188,8 +190,8 @@ def _tiny_changes(cell: Cell, places: Places, hardware: Hardware) -> list[Change
         ("--save_steps", str(TINY_SAVE_STEPS)),
         ("--logging_steps", "1"),
         ("--eval_steps", None),
-        ("--per_device_train_batch_size", str(TINY_BATCH)),
-        ("--gradient_accumulation_steps", "1"),
+        ("--per_device_train_batch_size", str(micro)),
+        ("--gradient_accumulation_steps", str(accumulated)),
         ("--learning_rate", scalar(TINY_LEARNING_RATE[cell.tuner])),
         ("--dataset_num_proc", "1"),
         ("--dataloader_num_workers", "0"),
@@ -208,9 +210,23 @@ def _tiny_changes(cell: Cell, places: Places, hardware: Hardware) -> list[Change
             Change("--fp16", ("false",), because),
             Change("--bf16", ("false",), because),
         ]
+    if cell.tuner is not Tuner.FULL and cell.options.lora_dropout is None:
+        changes.append(Change("--lora_dropout", ("0",), "ranks draw other masks than one process does: without, strategies can be compared"))
     if hardware is Hardware.CPU:
         changes.append(Change("--use_cpu", ("true",), "this host has no NPU"))
     return [*changes, *_tiny_online_changes(cell, places), *_adapter_changes(cell, places)]
+
+
+def tiny_batch(cell: Cell, places: Places) -> tuple[int, int]:
+    """(rows a rank, accumulated micro batches) of a tiny run, which multiply to the global batch over the data-parallel ranks.
+
+    Raises HarnessError for ranks that the global batch can't be shared out to.
+    """
+    parallel = max(1, ranks(cell, places) // cell.options.sequence_parallel_size)
+    if TINY_GLOBAL_BATCH % parallel:
+        raise HarnessError(cell.id, f"a tiny batch of {TINY_GLOBAL_BATCH} rows can't be shared out to {parallel} ranks.", "Lease 1, 2 or 4.")
+    micro = min(TINY_MICRO_BATCH, TINY_GLOBAL_BATCH // parallel)
+    return micro, TINY_GLOBAL_BATCH // (parallel * micro)
 
 
 def _tiny_online_changes(cell: Cell, places: Places) -> list[Change]:
@@ -228,7 +244,7 @@ def _tiny_online_changes(cell: Cell, places: Places) -> list[Change]:
                 Change("--reward_model", (places.need("reward_model", "ppo"),), TINY),
                 Change("--reward_model_type", (names.model_type,), TINY),
                 Change("--response_length", ("16",), TINY),
-                *_ppo_bound(rows, TINY_STEPS * TINY_BATCH * ranks(cell, places)),
+                *_ppo_bound(rows, TINY_STEPS * TINY_GLOBAL_BATCH),
             ]
         case Algorithm.GKD:
             return [

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.commands_devices import tiny_devices
 from harness.errors import HarnessError, HostError
-from harness.model import Hardware, Model, Weights
+from harness.model import Cell, Hardware, Model, Strategy, Weights
 
 # What a rehearsal keeps lies in this folder of its ROOT: a name that no program or device tree has.
 REHEARSAL_STORE = "npu-matrix-rehearsal"
@@ -54,16 +55,16 @@ class Host:
         known = model.revision is not None and model.devices.get(self.hardware) is not None
         return Weights.REAL if self.hardware.is_npu and known else Weights.TINY
 
-    def devices_for(self, model: Model, documented: int | None, single: bool, weights: Weights) -> tuple[int, ...]:
-        """The NPU ids a cell gets: the documented number, else the model's, else one for `single`, two for tiny, all for real."""
+    def devices_for(self, cell: Cell, weights: Weights) -> tuple[int, ...]:
+        """The NPU ids a cell gets: what a tiny run needs, else the documented number, else the model's, else one or all."""
         if not self.npu_ids:
             return ()
-        if single:
+        if weights is Weights.TINY:
+            count = tiny_devices(cell)
+        elif cell.strategy is Strategy.SINGLE:
             count = 1
-        elif weights is Weights.TINY:
-            count = 2
         else:
-            count = documented or model.devices.get(self.hardware) or len(self.npu_ids)
+            count = cell.devices or cell.model.devices.get(self.hardware) or len(self.npu_ids)
         return self.npu_ids[:count]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from harness.errors import MatrixError, did_you_mean
 from harness.matrix_schema import BlockShape, MatrixShape, OptionsShape, Target
 from harness.matrix_text import Source
-from harness.model import Algorithm, Cell, Engine, Hardware, Model, Options, Recipe, Strategy
+from harness.model import Algorithm, Cell, Engine, Hardware, Model, Options, Recipe, Stage, Strategy
 
 # In the order in which an id names them
 _OPTION_WORDS: Mapping[str, str] = {
@@ -31,6 +31,7 @@ _OPTION_WORDS: Mapping[str, str] = {
     "npu_model_patch": "patch",
     "dtype": "",
     "use_mcore_gdn": "mcore_gdn",
+    "fsdp_config": "",
     "tiny_experts": "experts_",
 }
 _DEFAULTS = Options()
@@ -104,10 +105,16 @@ def _product(source: Source, name: str, block: BlockShape, declared: Declared) -
             tier=block.tier,
             recipe=declared.recipes[recipe],
             devices=1 if strategy is Strategy.SINGLE else block.devices,
-            tiny_key=f"{algorithm.value}-{model.family}-{tail}",
+            tiny_key=f"{algorithm.value}-{model.family}-{tail}{_tiny_ranks(strategy, block)}",
             block=name,
             line=line,
+            stages=tuple(Stage(stage) for stage in block.stages) if block.stages else None,
         )
+
+
+def _tiny_ranks(strategy: Strategy, block: BlockShape) -> str:
+    """A tiny run has two ranks, or four where four devices or more are asked for: harness.commands_devices.tiny_devices."""
+    return "-x4" if strategy is not Strategy.SINGLE and (block.devices or 0) >= 4 else ""
 
 
 def _check_block(source: Source, name: str, block: BlockShape, shape: MatrixShape, declared: Declared) -> None:

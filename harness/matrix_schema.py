@@ -77,6 +77,7 @@ Billions = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 KnownBillions = Annotated[Billions | None, BeforeValidator(_unknown_is_none), _or_unknown({"type": "number", "exclusiveMinimum": 0})]
 Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 TinyExperts = Literal["square"]
+FsdpConfig = Literal["full_state_dict", "activation_offload"]
 StageWord = Literal["train", "resume", "merge", "infer", "deploy", "eval", "rollout"]
 Dropout = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Attention = Literal["eager", "sdpa", "flash_attn"]
@@ -188,6 +189,7 @@ class OptionsShape(Shape):
     npu_model_patch: bool = True
     dtype: Dtype | None = None
     use_mcore_gdn: bool | None = None
+    fsdp_config: FsdpConfig | None = None
     tiny_experts: TinyExperts | None = None
 
 
@@ -205,6 +207,7 @@ class BlockShape(Shape):
     recipe: Key | None = None
     devices: Count | None = None
     nodes: Count = 1
+    stages: Annotated[list[StageWord], Field(min_length=1)] | None = None
 
 
 class ClaimedShape(Shape):
@@ -262,6 +265,7 @@ class WhenShape(Shape):
     npu_model_patch: list[bool] | None = None
     dtype: list[Dtype | None] | None = None
     use_mcore_gdn: list[bool | None] | None = None
+    fsdp_config: list[FsdpConfig | None] | None = None
     tiny_experts: list[TinyExperts | None] | None = None
     stage: list[StageWord] | None = None
 

@@ -160,6 +160,7 @@ class Options:
     npu_model_patch: bool = True
     dtype: str | None = None
     use_mcore_gdn: bool | None = None
+    fsdp_config: str | None = None  # strategy fsdp2: the preset but for one setting, harness/launch_configs/fsdp2_<name>.json
     tiny_experts: str | None = None  # "square": experts whose packed weights could be read either way (2I == H); tiny models only
 
 
@@ -194,6 +195,7 @@ class Cell:
 
     `devices` is the documented number of NPUs, None where the document does not say.
     `tiny_key` names what a tiny run answers: cells of one family that differ only in size share it.
+    `stages`: those that runs of its own tier are about, the others being left to tier weekly; None: all of them.
     """
 
     id: str
@@ -210,6 +212,7 @@ class Cell:
     tiny_key: str
     block: str
     line: int
+    stages: tuple[Stage, ...] | None = None
 
 
 @dataclass(frozen=True)

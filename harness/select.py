@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 from harness.errors import HarnessError
-from harness.model import Cell, Matrix, Tier
+from harness.model import Cell, Matrix, Stage, Tier
+from harness.rules import applicable_stages
 
 _COST = {tier: cost for cost, tier in enumerate(Tier)}
 
@@ -33,6 +34,12 @@ def select_cells(matrix: Matrix, *, tier: Tier | None = None, ids: Iterable[str]
         if cell_id not in runnable:
             raise _not_selectable(matrix, cell_id, tier)
     return tuple(c for c in runnable.values() if c.id in set(wanted))
+
+
+def stages_in(cell: Cell, tier: Tier) -> tuple[Stage, ...]:
+    """The stages of `cell` that a run of `tier` is about, in running order: tier weekly, the last one, takes all."""
+    found = applicable_stages(cell)
+    return found if cell.stages is None or tier is Tier.WEEKLY else tuple(stage for stage in found if stage in cell.stages)
 
 
 def _not_selectable(matrix: Matrix, cell_id: str, tier: Tier | None) -> HarnessError:

@@ -33,7 +33,7 @@ from harness.processes import kill_until_gone, members
 from harness.redact import redact
 from harness.redact_patterns import secret_values
 from harness.rules import rule_for
-from harness.select import select_cells
+from harness.select import select_cells, stages_in
 from harness.sim.build import CACHE_VARIABLE, build
 from harness.store import Store
 from harness.warm import WarmLauncher
@@ -151,6 +151,10 @@ class Session:
     def cells(self) -> tuple[Cell, ...]:
         """The cells of the asked tier: what pytest then selects from."""
         return select_cells(self.matrix, tier=Tier(self.request.tier))
+
+    def stages(self, cell: Cell) -> tuple[Stage, ...]:
+        """The stages that the asked tier is about."""
+        return stages_in(cell, Tier(self.request.tier))
 
     def ruling(self, cell: Cell) -> Ruling:
         if cell.id not in self._rulings:

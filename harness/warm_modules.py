@@ -42,4 +42,12 @@ EXTRAS = (
     "scipy.io",
     "encodings.unicode_escape",
     "deepspeed",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.module_inject.auto_ep_config",
+    "deepspeed.module_inject.auto_ep_layer",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
 )

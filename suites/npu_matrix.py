@@ -13,7 +13,6 @@ import pytest
 from harness.errors import HarnessError
 from harness.model import Cell, Evidence, RulingKind, VerdictKind
 from harness.pool import Cancelled
-from harness.rules import applicable_stages
 from harness.session import Session, Wanted, one_line
 
 SKIPS = (VerdictKind.UNTESTED, VerdictKind.NOT_RUNNABLE, VerdictKind.EXCLUDED)
@@ -80,7 +79,7 @@ class CellItems(pytest.Collector):
         self.ours, self.cell = ours, cell
 
     def collect(self) -> Iterator[pytest.Item]:
-        for stage in applicable_stages(self.cell):
+        for stage in self.ours.stages(self.cell):
             yield StageItem.from_parent(self, name=str(stage), ours=self.ours, wanted=Wanted(self.cell, stage))
 
 

@@ -1,4 +1,4 @@
-"""Canonical names of parameters, their digest, and what is sharded where."""
+"""Canonical names of parameters, their digest, and how large they are. What is sharded where: sharding.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 WRAPPERS = {"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module", "default", "modules_to_save"}
 LORA_B = ("lora_B", "lora_embedding_B")
+FSDP1 = "FullyShardedDataParallel"
 
 
 def canonical(name: str) -> str:
@@ -24,6 +25,21 @@ def canonical(name: str) -> str:
     if parts[:2] == ["base_model", "model"]:
         parts = parts[2:]
     return ".".join(parts)
+
+
+@contextmanager
+def assembled(model: Any) -> Iterator[None]:
+    """Inside, the parameters of an FSDP1 model have their own names and shapes; elsewhere its ranks hold slices of flat ones.
+
+    A collective call, so every rank must make it. Nothing to do for any other wrapper: see `whole`.
+    """
+    if not any(type(module).__name__ == FSDP1 for module in model.modules()):
+        yield
+        return
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+        yield
 
 
 def trainable(model: Any) -> list[tuple[str, Any]]:
@@ -49,10 +65,11 @@ def whole(parameter: Any) -> Iterator[Any]:
 def trainable_digest(model: Any) -> str:
     """sha256 over the trainable parameters in order of name: `name\\ndtype\\nd0,d1\\n`, then the raw little-endian bytes."""
     total = hashlib.sha256()
-    for name, parameter in trainable(model):
-        with whole(parameter) as tensor:
-            total.update(head(name, dtype_name(tensor), tuple(tensor.shape)))
-            total.update(raw_bytes(tensor))
+    with assembled(model):
+        for name, parameter in trainable(model):
+            with whole(parameter) as tensor:
+                total.update(head(name, dtype_name(tensor), tuple(tensor.shape)))
+                total.update(raw_bytes(tensor))
     return total.hexdigest()
 
 
@@ -74,10 +91,11 @@ def dtype_name(tensor: Any) -> str:
 def lora_b_max_abs(model: Any) -> float | None:
     """The largest absolute entry of any trainable LoRA B; None where there is none."""
     largest = []
-    for name, parameter in trainable(model):
-        if any(part in LORA_B for part in name.split(".")):
-            with whole(parameter) as tensor:
-                largest.append(float(tensor.abs().max()) if tensor.numel() else 0.0)
+    with assembled(model):
+        for name, parameter in trainable(model):
+            if any(part in LORA_B for part in name.split(".")):
+                with whole(parameter) as tensor:
+                    largest.append(float(tensor.abs().max()) if tensor.numel() else 0.0)
     if any(math.isnan(value) for value in largest):
         return math.nan  # max() could drop it
     return max(largest, default=None)
@@ -98,15 +116,21 @@ def local_numel(parameter: Any) -> int:
 def sizes(model: Any) -> dict[str, Any]:
     """Fields of `train_begin` about the parameters: counts, local and global, and the number of entries by dtype."""
     parameters = list(model.parameters())
-    dtypes: Counter[str] = Counter()
-    for parameter in parameters:
-        dtypes[dtype_name(parameter)] += global_numel(parameter)
     learning = [p for p in parameters if p.requires_grad]
-    return {
+    found: dict[str, Any] = {
         "param_class": type(learning[0]).__name__ if learning else None,
-        "dtypes": dict(sorted(dtypes.items())),
         "numel_local": sum(local_numel(p) for p in parameters),
-        "numel_global": sum(global_numel(p) for p in parameters),
-        "trainable_tensors": len(learning),
-        "trainable_numel": sum(global_numel(p) for p in learning),
     }
+    with assembled(model):
+        parameters = list(model.parameters())
+        dtypes: Counter[str] = Counter()
+        for parameter in parameters:
+            dtypes[dtype_name(parameter)] += global_numel(parameter)
+        learning = [p for p in parameters if p.requires_grad]
+        return {
+            **found,
+            "dtypes": dict(sorted(dtypes.items())),
+            "numel_global": sum(global_numel(p) for p in parameters),
+            "trainable_tensors": len(learning),
+            "trainable_numel": sum(global_numel(p) for p in learning),
+        }

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import digest, model_view, operators
+from . import digest, model_view, operators, sharding
 from .device import Device, simulated
 from .record import Session, rss_mib, session
 
@@ -112,6 +112,7 @@ class Training:
                 "train_end",
                 global_step=state.global_step,
                 trainable_digest=digest.trainable_digest(model),
+                first_moments_numel=sharding.first_moments_numel(getattr(self.trainer, "optimizer", None)),
                 lora_b_max_abs=digest.lora_b_max_abs(model),
                 patched=model_view.patched(model),
                 operators=None if self._counter is None else self._counter.calls(),
@@ -129,7 +130,8 @@ class Training:
             "device_name": device.product(),
             "simulated": device.kind == "npu" and simulated(),
             "distributed_type": str(getattr(accelerator, "distributed_type", None)).rsplit(".", 1)[-1],
-            "zero_stage": zero_stage(accelerator),
+            "zero_stage": sharding.zero_stage(getattr(self.trainer, "model_wrapped", None)),
+            "sharding": sharding.sharding(self.trainer.model, getattr(self.trainer, "model_wrapped", None)),
             "backend": torch.distributed.get_backend() if spread else None,
         }
 
@@ -174,11 +176,6 @@ def arguments(args: Any, trainer: Any) -> dict[str, Any]:
 def number(value: Any) -> Any:
     """A plain number of a logged value, which may be a tensor of one entry; anything else as it is."""
     return value.item() if hasattr(value, "item") else value
-
-
-def zero_stage(accelerator: Any) -> int | None:
-    plugin = getattr(getattr(accelerator, "state", None), "deepspeed_plugin", None)
-    return None if plugin is None else int(plugin.zero_stage)
 
 
 def moments(optimizer: Any) -> list[Any]:
