@@ -107,7 +107,8 @@ _FOUND_BY_PROOFS: dict[str, tuple[Blame, str]] = {
     "proof.argv": (_P, "the process that did the work had, or went by, other arguments than those asked for"),
     "proof.device": (_P, "the work was done on another device than asked"),
     "proof.strategy": (_P, "the model was wrapped, sharded or spread otherwise than asked"),
-    "proof.strategy_unbuilt": (_H, "no proof is built for this strategy yet"),
+    "proof.options": (_P, "an option of the cell did not take effect, or one that was not asked for did"),
+    "proof.ranks": (_P, "other processes, devices or groups than asked, or ranks that disagree about the weights"),
     "proof.engine": (_P, "another engine generated than asked"),
     "proof.optimizer": (_P, "optimizer state missing or empty"),
     "proof.nothing_ran": (_H, "no process ran"),
@@ -138,6 +139,7 @@ _FOUND_BY_PROOFS: dict[str, tuple[Blame, str]] = {
     "patch.not_called": (_P, "an operator that an NPU patch calls was never called, or was with the switch off"),
     "proof.golden_missing": (_H, "the golden run on a plain cpu failed, so there was nothing to compare with"),
     "golden.differs": (_P, "other numbers or answers than the same command gives on a plain cpu"),
+    "parity.differs": (_P, "other numbers than one process gives for the same global batch"),
     "infer.merged_differs": (_P, "the merged model's answers differ from the adapter's"),
 }
 

@@ -21,7 +21,7 @@ from harness.commands_serve import (
     push_step,
     rollout_steps,
 )
-from harness.commands_tables import QUICK_START, stages_of
+from harness.commands_tables import MODEL_ONLY, QUICK_START, controls_of, stages_of
 from harness.commands_train import documented_train_step, train_step
 from harness.errors import HarnessError
 from harness.model import Cell, Hardware, Stage, Step, Strategy, Tuner, Weights
@@ -201,8 +201,9 @@ def _resume(scene: Scene) -> tuple[Step, ...]:
     if scene.weights is Weights.REAL:
         return (straight,)
     zeroed = train_step("resume-zero-moments", *rest, scale=scene.scale, control="zero_moments")
-    only_model = train_step("resume-only-model", *rest, scale=scene.scale, control="only_model")
-    return (straight, zeroed, only_model)
+    if MODEL_ONLY not in controls_of(scene.cell.strategy):
+        return (straight, zeroed)
+    return (straight, zeroed, train_step("resume-only-model", *rest, scale=scene.scale, control="only_model"))
 
 
 def _merge(scene: Scene) -> tuple[Step, ...]:

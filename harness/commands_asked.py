@@ -59,6 +59,11 @@ def asked_new_tokens(step: Step) -> int:
     return int((_value(step, "--max_new_tokens") or ("64",))[0])
 
 
+def asked_ranks(step: Step) -> int:
+    """Processes that a training command starts: --num_processes of `accelerate launch`, or NPROC_PER_NODE, or one."""
+    return int((_value(step, "--num_processes") or (step.command.env.get("NPROC_PER_NODE", "1"),))[0])
+
+
 def asked_port(step: Step) -> int:
     return int(_value(step, "--port")[0])
 

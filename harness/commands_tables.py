@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from harness.commands_flags import Flags
 from harness.errors import HarnessError, did_you_mean
-from harness.model import Algorithm, Cell, Engine, Stage, Tuner, Weights
+from harness.model import Algorithm, Cell, Engine, Stage, Strategy, Tuner, Weights
 
 QUICK_START = "quick_start"
 WITNESS_CALLBACK = "npu_matrix_witness"
 REWARD = "npu_matrix_reward"  # a reward that varies: with a constant one GRPO's grad_norm is 0 and the run exits 0
 TINY_STEPS, TINY_SAVE_STEPS = 6, 3
-# Rows of one optimizer step, and at most so many at a time: the same global batch whatever the number of ranks, so that all strategies agree.
+# Rows of one optimizer step, and at most so many at a time: one global batch whatever the number of ranks, so that strategies agree.
 TINY_GLOBAL_BATCH, TINY_MICRO_BATCH = 4, 2
 REAL_STEPS, REAL_SAVE_STEPS = 20, 10
 TINY_NEW_TOKENS = 12
@@ -117,6 +117,10 @@ TRAIN_SETTINGS: Mapping[str, str] = {
     "save_total_limit": "--save_total_limit",
     "logging_steps": "--logging_steps",
     "output_dir": "--output_dir",
+    "gradient_checkpointing": "--gradient_checkpointing",
+    "weight_decay": "--weight_decay",
+    "warmup_ratio": "--warmup_ratio",
+    "system": "--system",
 }
 GENERATION_SETTINGS: Mapping[str, str] = {"stream": "--stream", "temperature": "--temperature", "max_new_tokens": "--max_new_tokens"}
 LORA_ONLY = ("target_modules", "lora_rank", "lora_alpha")
@@ -132,6 +136,19 @@ def stages_of(cell: Cell) -> tuple[Stage, ...]:
         return (Stage.TRAIN, Stage.INFER, *online)
     merge = () if cell.tuner is Tuner.FULL else (Stage.MERGE,)
     return (Stage.TRAIN, Stage.RESUME, *merge, Stage.INFER, Stage.DEPLOY, *online)
+
+
+# The negative controls of a tiny resume, by the name of what they lose.
+ZERO_MOMENTS, MODEL_ONLY = "zero_moments", "resume_only_model"
+# Where --resume_only_model can't be a control that starts from new moments. ms-swift 4.6.0 takes it for a folder to load the model from,
+# which FSDP2's sharded checkpoint is not; under DeepSpeed 0.19.8 the optimizer is loaded all the same and only the schedule starts anew.
+NO_MODEL_ONLY = frozenset({Strategy.FSDP2})
+KEEPS_MOMENTS = frozenset({Strategy.ZERO2, Strategy.ZERO3})
+
+
+def controls_of(strategy: Strategy) -> tuple[str, ...]:
+    """The negative controls that the resume of a tiny training takes."""
+    return tuple(name for name in (ZERO_MOMENTS, MODEL_ONLY) if not (name == MODEL_ONLY and strategy in NO_MODEL_ONLY))
 
 
 # Strong, because at 1e-4 an optimizer that lost its moments moves the loss by 1.5e-4 only, and a trained adapter still answers like its

@@ -211,7 +211,7 @@ def _tiny_changes(cell: Cell, places: Places, hardware: Hardware) -> list[Change
             Change("--bf16", ("false",), because),
         ]
     if cell.tuner is not Tuner.FULL and cell.options.lora_dropout is None:
-        changes.append(Change("--lora_dropout", ("0",), "ranks draw other masks than one process does: without, strategies can be compared"))
+        changes.append(Change("--lora_dropout", ("0",), "ranks draw other masks than one process: without any, strategies agree"))
     if hardware is Hardware.CPU:
         changes.append(Change("--use_cpu", ("true",), "this host has no NPU"))
     return [*changes, *_tiny_online_changes(cell, places), *_adapter_changes(cell, places)]
@@ -224,7 +224,7 @@ def tiny_batch(cell: Cell, places: Places) -> tuple[int, int]:
     """
     parallel = max(1, ranks(cell, places) // cell.options.sequence_parallel_size)
     if TINY_GLOBAL_BATCH % parallel:
-        raise HarnessError(cell.id, f"a tiny batch of {TINY_GLOBAL_BATCH} rows can't be shared out to {parallel} ranks.", "Lease 1, 2 or 4.")
+        raise HarnessError(cell.id, f"{TINY_GLOBAL_BATCH} rows, a tiny batch, don't divide by {parallel} ranks.", "Lease 1, 2 or 4.")
     micro = min(TINY_MICRO_BATCH, TINY_GLOBAL_BATCH // parallel)
     return micro, TINY_GLOBAL_BATCH // (parallel * micro)
 

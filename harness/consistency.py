@@ -14,17 +14,14 @@ from typing import Any
 
 from harness.causes import CAUSES, blame_of
 from harness.diagnose import diagnose
-from harness.model import Algorithm, Comparison, Evidence, Hardware, Run, Stage, Tuner, VerdictKind, Weights
-from harness.proof_deploy import REQUIRED_DEPLOY, SAME_ANSWER
-from harness.proof_golden import REQUIRED_GOLDEN_INFER, REQUIRED_GOLDEN_TRAIN
-from harness.proof_required import missing_required
+from harness.model import Algorithm, Comparison, Evidence, Hardware, Run, Stage, Strategy, Tuner, VerdictKind, Weights
+from harness.proof_required import Asked, missing_required
 
 HEALTHY = "none"
 CPU, SIM, NPU = "cpu", "sim", "npu"
 CUT = "[...]"
 
 _NEEDS_A_WITNESS = frozenset({VerdictKind.PASSED, VerdictKind.FIXED})
-_GOLDEN = {Stage.TRAIN: REQUIRED_GOLDEN_TRAIN, Stage.INFER: REQUIRED_GOLDEN_INFER}
 # Causes that a process of exit code 0 can have; every other one needs a process that ended otherwise.
 _AT_EXIT_0 = frozenset({"train.nan", "run.traceback_exit_0", "run.orphan"})
 # A stage reads steps that ran for earlier stages of the same session; none of ours takes a week.
@@ -55,18 +52,12 @@ def missing_comparisons(evidence: Evidence) -> tuple[str, ...]:
     """
     if evidence.facts.get("gap") or evidence.facts.get("blocked_by") or evidence.outcome.cause != HEALTHY:
         return ()
-    made = {comparison.name for comparison in evidence.comparisons}
-    golden = _GOLDEN.get(evidence.stage, ()) if Hardware.SIM in (evidence.hardware, evidence.asked) else ()
-    return (*_missing(evidence), *(name for name in golden if name not in made))
-
-
-def _missing(evidence: Evidence) -> tuple[str, ...]:
-    made = {comparison.name for comparison in evidence.comparisons}
-    if evidence.stage is Stage.DEPLOY:
-        return tuple(name for name in (*REQUIRED_DEPLOY, SAME_ANSWER) if name not in made)
+    sim = Hardware.SIM in (evidence.hardware, evidence.asked)
     try:
-        tuner, algorithm = Tuner(evidence.facts.get("tuner")), Algorithm(evidence.facts.get("algorithm"))
-        return missing_required(evidence.stage, evidence.comparisons, weights=evidence.weights, tuner=tuner, algorithm=algorithm)
+        words = [evidence.facts.get(name) for name in ("tuner", "algorithm", "strategy")]
+        tuner, algorithm, strategy = Tuner(words[0]), Algorithm(words[1]), Strategy(words[2])
+        asked = Asked(evidence.weights, tuner, algorithm, strategy, Hardware.SIM if sim else evidence.asked)
+        return missing_required(evidence.stage, evidence.comparisons, asked)
     except (KeyError, ValueError):
         return (f"a proof of {evidence.stage}",)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from harness import rules
@@ -18,6 +15,7 @@ from harness.commands import NotBuilt
 from harness.commands_asked import trained_answers
 from harness.errors import HarnessError, HostError
 from harness.evidence import stack_name
+from harness.goldens import Goldens
 from harness.host import Host
 from harness.judge import Case, judge
 from harness.model import (
@@ -38,7 +36,7 @@ from harness.model import (
     VerdictKind,
     Witness,
 )
-from harness.proving import golden_steps, missing, prove, witnessed_hardware
+from harness.proving import missing, prove, witnessed_hardware
 from harness.redact import redacted
 from harness.witness_log import rank_zero, summary
 
@@ -67,7 +65,7 @@ def run_cell(
     matrix: Matrix,
     host: Host,
     launch: Launch,
-    golden_launch: Launch | None = None,
+    goldens: Goldens | None = None,
     keep: Keep,
     clean: Callable[[str], str],
     stop: threading.Event,
@@ -75,7 +73,8 @@ def run_cell(
     """Run the stages and those that they need; keep and yield each one's evidence as it comes. A stop ends after the current stage."""
     weights = host.weights_for(cell.model)
     bench = Bench(cell, weights, host, launch, stop)
-    golden = golden_bench(bench, golden_launch or launch)
+    goldens = goldens or Goldens(launch)
+    golden = goldens.beside(bench)
     verdicts: dict[Stage, Verdict] = {}
     look_into = False
     try:
@@ -87,7 +86,7 @@ def run_cell(
             gap = rules.proof_gap(cell, stage, hardware=host.hardware, weights=weights)
             blocker = "" if gap else next((str(s) for s in needed(stage, cell) if verdicts[s].kind not in PROCEEDS), "")
             steps, results, gap = _work(bench, stage, gap, blocker)
-            comparisons = () if gap or blocker else _proved(stage, bench, results, matrix, golden)
+            comparisons = () if gap or blocker else _proved(stage, bench, results, matrix, goldens, golden)
             evidence = _evidence(bench, matrix, stage, ruling, steps, results, comparisons, gap, blocker, verdicts, began, golden)
             evidence = redacted(evidence, clean)
             keep(evidence)
@@ -146,25 +145,14 @@ def _work(bench: Bench, stage: Stage, gap: str, blocker: str) -> tuple[tuple[Ste
     return steps, bench.results(steps, stop_at_failure=not gap), gap
 
 
-def golden_bench(bench: Bench, launch: Launch) -> Bench | None:
-    """The plain CPU beside a simulated NPU. Its runs are compared with; they are no evidence of their own."""
-    if bench.host.hardware is not Hardware.SIM:
-        return None
-    # Of the harness's own interpreter: whatever stands in front of `swift` on PATH is on trial, its golden is not.
-    programs = os.pathsep.join([str(Path(sys.executable).parent), bench.host.search_path])
-    host = replace(bench.host, hardware=Hardware.CPU, npu_ids=(), runs=bench.work / "golden", search_path=programs)
-    return Bench(bench.cell, bench.weights, host, launch, bench.stop, golden_of=bench)
-
-
 def _proved(
-    stage: Stage, bench: Bench, results: tuple[StepResult, ...], matrix: Matrix, golden: Bench | None
+    stage: Stage, bench: Bench, results: tuple[StepResult, ...], matrix: Matrix, goldens: Goldens, golden: Bench | None
 ) -> tuple[Comparison, ...]:
     if any(result.run.ended_by == "interrupt" for result in results) or _outcome(results).cause != HEALTHY:
         return ()
     facts: Any = matrix.hardware.get(bench.host.hardware, {})
     if golden is not None:
-        wanted = golden_steps(stage, bench.cell)
-        golden.results(tuple(step for step in golden.plan(stage) if step.name in wanted), stop_at_failure=True)
+        goldens.run(stage, bench, golden)
     return prove(stage, bench, tuple(facts.get("device_names", ())), golden)
 
 
@@ -190,7 +178,7 @@ def _evidence(
     cell, host = bench.cell, bench.host
     outcome = _outcome(results)
     runs = tuple(_kept(r.run, r.outcome.cause == HEALTHY) for r in results)
-    unproved = () if gap or blocker or outcome.cause != HEALTHY else missing(stage, bench, comparisons, golden is not None)
+    unproved = () if gap or blocker or outcome.cause != HEALTHY else missing(stage, bench, comparisons)
     facts = {**_facts(bench), "gap": gap, "blocked_by": blocker, "missing": list(unproved)}
     if blocker:
         facts["blocked_verdict"] = str(verdicts[Stage(blocker)].kind)

@@ -142,6 +142,10 @@ class SettingsShape(Shape):
     stream: bool | None = None
     served_model_name: Text | None = None
     output_dir: Text | None = None
+    gradient_checkpointing: bool | None = None
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    warmup_ratio: Dropout | None = None
+    system: Text | None = None
 
     _no_null = field_validator("*", mode="before")(_written)
 

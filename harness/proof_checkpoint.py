@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
 import numpy as np
 
 from harness.compare import check
 from harness.found import AskedLora, CheckpointFiles
-from harness.model import Comparison, Weights, Witness
+from harness.model import Comparison, Strategy, Weights, Witness
 from harness.packed_experts import packed
 from harness.tensors import Tensor, TensorFile, canonical, digest
 
 _TEXT_LINEAR = re.compile(r"(.*\.layers\.\d+\..+)\.weight")
 _NOT_TEXT = ("visual", "vision", "audio")
 _LORA = re.compile(r"(.+)\.lora_([AB])\.weight")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a checkpoint keeps the optimizer's state, and whether its weights lie in shards that hold no adapter_config.json."""
+
+    optimizer: tuple[str, ...] = ("optimizer.pt",)
+    sharded: bool = False
+
+
+def layout_of(strategy: Strategy, fsdp_config: str | None) -> Layout:
+    """As accelerate 1.15 and DeepSpeed 0.19 write them under ms-swift 4.6."""
+    if strategy in (Strategy.ZERO2, Strategy.ZERO3):
+        return Layout(("global_step{step}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",))
+    if strategy is Strategy.FSDP1 or (strategy is Strategy.FSDP2 and fsdp_config == "full_state_dict"):
+        return Layout(("optimizer.bin",))
+    return Layout(("optimizer_0",), sharded=True) if strategy is Strategy.FSDP2 else Layout()
 
 
 def prove_checkpoints(
@@ -28,6 +46,8 @@ def prove_checkpoints(
     found: Mapping[int, CheckpointFiles],
     base: TensorFile,
     asked: AskedLora | None,
+    layout: Layout,
+    ranks: int,
 ) -> tuple[Comparison, ...]:
     """The checkpoint of every step of `steps`: present, whole, of this run, with the asked adapter or with changed full weights.
 
@@ -45,13 +65,13 @@ def prove_checkpoints(
 
     final = witness.last("train_end") or {}
     last = max(steps, default=0)
-    ask("present", "proof.checkpoint_missing", "every file", lambda step: _absent(found.get(step), asked is not None))
+    ask("present", "proof.checkpoint_missing", "every file", lambda step: _absent(found.get(step), step, asked is not None, layout, ranks))
     ask("whole", "proof.checkpoint_damaged", "files that can be read to their end", lambda step: found[step].fault)
     ask("of_this_run", "proof.checkpoint_stale", f"nonce {nonce}", lambda step: _stale(found[step], step, nonce))
     ask("witnessed", "proof.checkpoint_stale", "a save as witnessed", lambda step: _unwitnessed(found[step], step, witness))
     if asked is not None:
         modules = wanted_modules(base, asked)
-        ask("adapter", "proof.adapter_rank", f"r {asked.rank}, alpha {asked.alpha:g}", lambda step: _wrong_rank(found[step], asked))
+        ask("adapter", "proof.adapter_rank", f"r {asked.rank}, alpha {asked.alpha:g}", lambda step: _wrong_rank(found[step], asked, layout))
         ask("modules", "proof.adapter_modules", f"{len(modules)} modules", lambda step: _wrong_modules(found[step], modules))
         ask("lora_b", "proof.lora_b_zero", "a LoRA B that is not zero", lambda step: _zero_b(found[step]))
     else:
@@ -94,7 +114,7 @@ def lora_pairs(weights: TensorFile) -> dict[str, dict[str, Tensor]]:
     return pairs
 
 
-def _absent(files: CheckpointFiles | None, adapter: bool) -> str:
+def _absent(files: CheckpointFiles | None, step: int, adapter: bool, layout: Layout, ranks: int) -> str:
     if files is None:
         return "no such folder"
     missing = []
@@ -102,12 +122,14 @@ def _absent(files: CheckpointFiles | None, adapter: bool) -> str:
         missing.append("weights")
     elif files.is_adapter != adapter:
         missing.append("adapter_model.safetensors" if adapter else "model.safetensors")
-    if adapter and files.adapter_config is None and "adapter_config.json" not in files.fault:
+    if adapter and not layout.sharded and files.adapter_config is None and "adapter_config.json" not in files.fault:
         missing.append("adapter_config.json")
     if files.trainer_state is None and "trainer_state.json" not in files.fault:
         missing.append("trainer_state.json")
-    wanted = ("optimizer.pt", "scheduler.pt", "rng_state")
-    missing += [name for name in wanted if not any(found.startswith(name) for found in files.states) and name not in files.fault]
+    generators = ["rng_state.pth"] if ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(ranks)]
+    optimizer = [name.format(step=step, rank=rank) for name in layout.optimizer for rank in range(ranks if "{rank}" in name else 1)]
+    wanted = [*optimizer, "scheduler.pt", *generators]
+    missing += [name for name in wanted if name not in files.states and PurePath(name).name not in files.fault]
     return f"without {', '.join(missing)}" if missing else ""
 
 
@@ -154,11 +176,12 @@ def _differs(found: object, expected: object) -> str:
     return "" if found and found == expected else f"digest {str(found)[:12]}, expected {str(expected)[:12]}"
 
 
-def _wrong_rank(files: CheckpointFiles, asked: AskedLora) -> str:
+def _wrong_rank(files: CheckpointFiles, asked: AskedLora, layout: Layout) -> str:
     assert files.weights is not None
     config = files.adapter_config or {}
     found = (config.get("r"), config.get("lora_alpha"), bool(config.get("use_rslora")))
-    if found != (asked.rank, asked.alpha, asked.rslora) or config.get("rank_pattern") or config.get("alpha_pattern"):
+    told = files.adapter_config is not None or not layout.sharded
+    if told and (found != (asked.rank, asked.alpha, asked.rslora) or config.get("rank_pattern") or config.get("alpha_pattern")):
         return f"adapter_config.json says r, alpha, rslora {found}"
     ranks = {pair["A"].shape[0] for pair in lora_pairs(files.weights).values() if "A" in pair}
     ranks |= {pair["B"].shape[-1] for pair in lora_pairs(files.weights).values() if "B" in pair}
@@ -203,5 +226,5 @@ def _wild(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
 def _thin_optimizer(files: CheckpointFiles, numel: object) -> str:
     # Adam keeps two moments a parameter, of two bytes at least.
     least = 4 * numel if isinstance(numel, int) else 1
-    size = files.states.get("optimizer.pt", 0)
-    return "" if size >= least else f"optimizer.pt holds {size} bytes, not the {least} of two moments for {numel} parameters"
+    size = sum(held for name, held in files.states.items() if "optim" in name)
+    return "" if size >= least else f"the optimizer's files hold {size} bytes, not the {least} of two moments for {numel} parameters"

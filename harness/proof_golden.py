@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from harness.compare import Tolerance, check, check_error, largest_difference, plain_dtype
 from harness.found import Inference
-from harness.model import Comparison, Hardware, StepResult
+from harness.model import Comparison, Hardware, StepResult, Strategy
+from harness.packed_experts import packed
 from harness.proof_infer import said
 from harness.proof_process import prove_device, prove_process
-from harness.tensors import TensorFile
+from harness.tensors import TensorFile, canonical
 
 _DESIGN = "design section 4"
 # Losses and gradient norms, relative. Weights are measured against the update, as root mean squares over all tensors: Adam moves an
@@ -35,14 +37,20 @@ _LOGITS = {
 }
 
 
-REQUIRED_GOLDEN_TRAIN = ("golden.loss", "golden.grad_norm", "golden.weights", "train.patches", "train.patch_calls")
+REQUIRED_GOLDEN_TRAIN = ("golden.loss", "golden.grad_norm", "golden.weights")
+REQUIRED_PARITY = ("parity.loss", "parity.grad_norm", "parity.weights")
+REQUIRED_PATCHES = ("train.patches", "train.patch_calls")
 REQUIRED_GOLDEN_INFER = ("golden.answers", "golden.logits")
 
 
 def prove_golden_train(
-    *, result: StepResult, golden: StepResult, dtype: str, finals: Sequence[TensorFile | None], base: TensorFile
+    *, strategy: Strategy, result: StepResult, golden: StepResult, dtype: str, finals: Sequence[TensorFile | None], base: TensorFile
 ) -> tuple[Comparison, ...]:
-    """`result` against `golden`, the CPU run; `finals` are the last checkpoints' weights of both, `base` what both started from."""
+    """`result` against `golden`, one process on the CPU with the same global batch; `finals` are the last checkpoints' weights of both,
+    `base` what both started from. For a `strategy` of several ranks this is the parity of strategies: all agree with the same golden."""
+    single = strategy is Strategy.SINGLE
+    prefix, cause = ("golden", "golden.differs") if single else ("parity", "parity.differs")
+    like = "as on the cpu" if single else f"under {strategy} as in one process on the cpu"
     process, witness = prove_process("golden", golden, "train_end")
     made = list(process)
     if witness is None:
@@ -54,9 +62,8 @@ def prove_golden_train(
         ours = [_number(getattr(row, what)) for row in rows]
         expected = [_number(getattr(row, what)) for row in theirs]
         error = largest_difference(expected, ours) if aligned else math.inf
-        said_of = f"{what} of every step as on the cpu"
-        made.append(check_error(f"golden.{what}", "golden.differs", error, _tolerance(table, dtype), said_of))
-    made.append(_weights(finals, base, _tolerance(_UPDATES, dtype)))
+        made.append(check_error(f"{prefix}.{what}", cause, error, _tolerance(table, dtype), f"{what} of every step {like}"))
+    made.append(_weights(f"{prefix}.weights", cause, f"weights {like}", finals, base, _tolerance(_UPDATES, dtype)))
     return tuple(made)
 
 
@@ -74,21 +81,29 @@ def prove_golden_answers(*, ours: Inference, golden: Inference, dtype: str) -> t
     return (*made, check_error("golden.logits", "golden.differs", error, _tolerance(_LOGITS, dtype), "logits as on the cpu"))
 
 
-def _weights(finals: Sequence[TensorFile | None], base: TensorFile, tolerance: Tolerance) -> Comparison:
+def _weights(
+    name: str, cause: str, what: str, finals: Sequence[TensorFile | None], base: TensorFile, tolerance: Tolerance
+) -> Comparison:
     """|ours - golden| / |golden - base| as root mean squares over all entries of all tensors; a LoRA's base is zero."""
-    ours, golden = finals
+    ours, golden = (None if final is None else named_alike(final) for final in finals)
+    base = named_alike(base)
     if ours is None or golden is None or not ours.usable or not golden.usable or ours.tensors.keys() != golden.tensors.keys():
-        return check("golden.weights", False, "proof.checkpoint_missing", "the last weights of both runs, tensor by tensor", "not there")
+        return check(name, False, "proof.checkpoint_missing", "the last weights of both runs, tensor by tensor", "not there")
     if any(ours.tensors[name].shape != tensor.shape for name, tensor in golden.tensors.items()):
-        return check("golden.weights", False, "golden.differs", "tensors of the golden's shapes", "other shapes")
+        return check(name, False, cause, "tensors of the golden's shapes", "other shapes")
     apart = moved = 0.0
-    for name, tensor in golden.tensors.items():
-        theirs, before = tensor.values(), base.tensors.get(name)
+    for key, tensor in golden.tensors.items():
+        theirs, before = tensor.values(), base.tensors.get(key)
         start = before.values() if before is not None and before.shape == tensor.shape else np.zeros(tensor.shape)
-        apart += float(np.square(ours.tensors[name].values() - theirs).sum())
+        apart += float(np.square(ours.tensors[key].values() - theirs).sum())
         moved += float(np.square(theirs - start).sum())
     error = math.sqrt(apart / moved) if moved else math.inf
-    return check_error("golden.weights", "golden.differs", error, tolerance, "weights as on the cpu, relative to what training changed")
+    return check_error(name, cause, error, tolerance, f"{what}, relative to what training changed")
+
+
+def named_alike(file: TensorFile) -> TensorFile:
+    """The same tensors by their names in memory: wrappers left out, experts packed, whatever kind of checkpoint they come from."""
+    return replace(file, tensors=packed({canonical(name): tensor for name, tensor in file.tensors.items()}))
 
 
 def _number(value: float | None) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.compare import check
-from harness.model import Comparison, Hardware, StepResult, Strategy, Witness
+from harness.model import Comparison, Hardware, StepResult, Witness
 from harness.proof_asked import other_words
 from harness.proof_sanity import prove_sane, prove_swift
 from harness.witness_log import faults, rank_zero, workers
@@ -33,10 +33,11 @@ def prove_process(stage: str, result: StepResult, needs: str) -> tuple[tuple[Com
     missing = [event for event in ("start", needs) if witness.last(event) is None]
     lacking = f"without {missing}" if missing else "both"
     made.append(check(f"{stage}.witnessed", not missing, "proof.witness_missing", f"events start and {needs}", lacking))
-    start = witness.last("start")
-    if start is not None:
-        other = other_words(result.step.command.args, start.get("argv"))
-        made.append(check(f"{stage}.argv", not other, "proof.argv", "the arguments asked for, and no others", other or "so"))
+    starts = [start for w in (witness, *workers(result.witnesses)) if (start := w.last("start")) is not None]
+    if starts:
+        others = [other for start in starts if (other := other_words(result.step.command.args, start.get("argv")))]
+        found = others[0] if others else "so"
+        made.append(check(f"{stage}.argv", not others, "proof.argv", "the arguments asked for, and no others", found))
     if not missing:
         made.append(prove_swift(stage, witness))
         made.append(prove_sane(stage, witness, result.witnesses, result.run))
@@ -52,26 +53,6 @@ def prove_device(
     names = f" named {' or '.join(device_names)}" if device_names and hardware.is_npu else ""
     expected = {Hardware.CPU: "device cpu", Hardware.SIM: "a simulated npu"}.get(hardware, f"a real npu{names}")
     return check(f"{stage}.device", good, "proof.device", expected, ", ".join(text for _, text in found) or "no event")
-
-
-def prove_strategy(stage: str, strategy: Strategy, result: StepResult, begin: Mapping[str, Any]) -> Comparison:
-    """Witnessed wrapping, sharding and world size against the strategy asked for. Built for `single` so far, and says so."""
-    name = f"{stage}.strategy"
-    if strategy is not Strategy.SINGLE:
-        return check(name, False, "proof.strategy_unbuilt", f"a proof for {strategy}", "none is built yet")
-    found = {
-        "world_size": begin.get("world_size"),
-        "wrapped_class": begin.get("wrapped_class"),
-        "distributed_type": begin.get("distributed_type"),
-        "zero_stage": begin.get("zero_stage"),
-        "processes": len(workers(result.witnesses)),
-    }
-    wrapped = str(found["wrapped_class"])
-    plain = bool(begin.get("wrapped_class")) and (wrapped == begin.get("model_class") or wrapped.startswith("Peft"))
-    whole = begin.get("numel_local") == begin.get("numel_global")
-    alone = found["world_size"] == 1 and found["zero_stage"] is None and found["processes"] == 1
-    text = ", ".join(f"{key} {value}" for key, value in found.items())
-    return check(name, plain and whole and alone, "proof.strategy", "one process, the model itself, every parameter on it", text)
 
 
 def is_simulated(event: Mapping[str, Any], witness: Witness) -> bool:

@@ -10,14 +10,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from harness.commands_asked import asked_ranks
 from harness.compare import check
 from harness.found import AskedLora, CheckpointFiles
 from harness.metrics import duplicated_steps
 from harness.model import Algorithm, Cell, Comparison, Hardware, MetricRow, Metrics, StepResult, Weights, Witness
 from harness.proof_asked import prove_arguments
-from harness.proof_checkpoint import prove_checkpoints, wanted_modules
-from harness.proof_process import prove_device, prove_process, prove_strategy
+from harness.proof_checkpoint import layout_of, prove_checkpoints, wanted_modules
+from harness.proof_options import prove_options
+from harness.proof_process import prove_device, prove_process
 from harness.proof_sanity import prove_logged
+from harness.proof_strategy import prove_strategy
 from harness.tensors import TensorFile
 
 # TRL's PPO logs loss/policy_avg and the like, no loss and no grad_norm, and skips the callbacks of a step: it is proved by digests.
@@ -56,7 +59,15 @@ def prove_train(
     made += _prove_change(cell, witness, asked_steps)
     made += _prove_adapter(witness, asked_lora, base)
     made += prove_checkpoints(
-        weights=weights, witness=witness, nonce=result.run.nonce, steps=save_steps, found=checkpoints, base=base, asked=asked_lora
+        weights=weights,
+        witness=witness,
+        nonce=result.run.nonce,
+        steps=save_steps,
+        found=checkpoints,
+        base=base,
+        asked=asked_lora,
+        layout=layout_of(cell.strategy, cell.options.fsdp_config),
+        ranks=asked_ranks(result.step),
     )
     return tuple(made)
 
@@ -144,7 +155,7 @@ def prove_begun(
         return (check(f"{stage}.begun", False, "proof.witness_missing", "event train_begin", "none"),)
     made = [
         prove_device(stage, hardware, witness, [begin], device_names),
-        prove_strategy(stage, cell.strategy, result, begin),
+        *prove_strategy(stage, cell.strategy, hardware, asked_ranks(result.step), result),
         check(
             f"{stage}.begun",
             begin.get("global_step") == global_step,
@@ -157,6 +168,7 @@ def prove_begun(
     if cell.algorithm not in LOGS_NO_LOSS:
         found = begin.get("max_steps")
         made.append(check(f"{stage}.max_steps_witnessed", found == max_steps, "proof.steps_extra", f"max_steps {max_steps}", found))
+    made.append(prove_options(stage, cell.options, cell.tuner, begin, witness.last("train_end") or {}))
     control = begin.get("control")
     made.append(check(f"{stage}.no_control", control is None, "proof.optimizer", "no negative control in force", control))
     made.append(prove_arguments(stage, result, begin))

@@ -18,18 +18,19 @@ from harness.commands_asked import (
     result_path,
     trained_answers,
 )
+from harness.commands_tables import MODEL_ONLY, ZERO_MOMENTS
 from harness.compare import check
 from harness.found import Inference, Role, Way
 from harness.model import Cell, Comparison, Hardware, Stage, StepResult, Tuner, Witness
 from harness.npu_patches import prove_patches
 from harness.proof_config import Surroundings
-from harness.proof_deploy import REQUIRED_DEPLOY, SAME_ANSWER, prove_deploy
-from harness.proof_golden import REQUIRED_GOLDEN_INFER, REQUIRED_GOLDEN_TRAIN, prove_golden_answers, prove_golden_train
+from harness.proof_deploy import prove_deploy
+from harness.proof_golden import prove_golden_answers, prove_golden_train
 from harness.proof_infer import prove_infer
 from harness.proof_merge import prove_logits, prove_merge
 from harness.proof_process import is_simulated
-from harness.proof_required import missing_required
-from harness.proof_resume import MODEL_ONLY, ZERO_MOMENTS, prove_resume
+from harness.proof_required import Asked, missing_required
+from harness.proof_resume import prove_resume
 from harness.proof_train import prove_train
 from harness.tensors import TensorFile
 from harness.witness_log import rank_zero
@@ -58,27 +59,21 @@ def _proved(stage: Stage, bench: Bench, device_names: tuple[str, ...]) -> tuple[
             return ()
 
 
-def golden_steps(stage: Stage, cell: Cell) -> tuple[str, ...]:
+def golden_steps(stage: Stage, bench: Bench) -> tuple[str, ...]:
     """The steps of a stage that a CPU repeats: what a device could get wrong and no other comparison would see."""
-    return {Stage.TRAIN: ("train",), Stage.INFER: (trained_step(cell),)}.get(stage, ())
+    if stage is Stage.INFER and bench.host.hardware is not Hardware.CPU:
+        return (trained_step(bench.cell),)
+    return ("train",) if stage is Stage.TRAIN else ()
 
 
 def trained_step(cell: Cell) -> str:
     return "infer-tuned" if cell.tuner is Tuner.FULL else "infer-adapter"
 
 
-def missing(stage: Stage, bench: Bench, comparisons: tuple[Comparison, ...], golden: bool = False) -> tuple[str, ...]:
-    made = {comparison.name for comparison in comparisons}
-    beside = {Stage.TRAIN: REQUIRED_GOLDEN_TRAIN, Stage.INFER: REQUIRED_GOLDEN_INFER}.get(stage, ()) if golden else ()
-    return (*_missing(stage, bench, comparisons), *(name for name in beside if name not in made))
-
-
-def _missing(stage: Stage, bench: Bench, comparisons: tuple[Comparison, ...]) -> tuple[str, ...]:
+def missing(stage: Stage, bench: Bench, comparisons: tuple[Comparison, ...]) -> tuple[str, ...]:
     cell = bench.cell
-    if stage is Stage.DEPLOY:
-        made = {comparison.name for comparison in comparisons}
-        return tuple(name for name in (*REQUIRED_DEPLOY, SAME_ANSWER) if name not in made)
-    return missing_required(stage, comparisons, weights=bench.weights, tuner=cell.tuner, algorithm=cell.algorithm)
+    asked = Asked(bench.weights, cell.tuner, cell.algorithm, cell.strategy, bench.host.hardware)
+    return missing_required(stage, comparisons, asked)
 
 
 def witnessed_hardware(results: tuple[StepResult, ...], hardware: Mapping[Hardware, Mapping[str, Any]]) -> Hardware | None:
@@ -107,7 +102,7 @@ def _base(bench: Bench) -> TensorFile:
 
 
 def _against_golden(stage: Stage, bench: Bench, golden: Bench) -> tuple[Comparison, ...]:
-    name = next(iter(golden_steps(stage, bench.cell)), "")
+    name = next(iter(golden_steps(stage, bench)), "")
     ours, theirs = bench.ran.get(name), golden.ran.get(name)
     if ours is None or theirs is None:
         return ()
@@ -120,8 +115,10 @@ def _against_golden(stage: Stage, bench: Bench, golden: Bench) -> tuple[Comparis
         return prove_golden_answers(ours=one, golden=other, dtype=dtype)
     ends = [artifacts.checkpoint_at(Path(result.step.output_dir), asked_steps(bench.weights)) for result in (ours, theirs)]
     finals = tuple(artifacts.read_tensors(end) if end else None for end in ends)
-    made = prove_golden_train(result=ours, golden=theirs, dtype=dtype, finals=finals, base=_base(bench))
-    witness = rank_zero(ours.witnesses)
+    made = prove_golden_train(
+        strategy=bench.cell.strategy, result=ours, golden=theirs, dtype=dtype, finals=finals, base=_base(bench)
+    )
+    witness = rank_zero(ours.witnesses) if bench.host.hardware is Hardware.SIM else None
     return made if witness is None else made + prove_patches(bench.cell.model.family, witness, bench.cell.options.npu_model_patch)
 
 

@@ -21,7 +21,7 @@ from harness.model import (
 )
 
 # What the harness can prove today. Widening one of these sets is the last step of building a proof.
-PROVED_STRATEGIES = frozenset({Strategy.SINGLE})
+PROVED_STRATEGIES = frozenset(Strategy) - {Strategy.MEGATRON}
 PROVED_ENGINES = frozenset({Engine.TRANSFORMERS})
 PROVED_ALGORITHMS = frozenset({Algorithm.SFT, Algorithm.DPO, Algorithm.PT, Algorithm.RM})
 PROVED_TUNERS = frozenset({Tuner.LORA, Tuner.FULL})
@@ -31,8 +31,12 @@ PROVED_FAMILIES = TINY_FAMILIES
 
 # A plain cpu runs these options; the others need an accelerator's kernels, or more ranks than one
 CPU_OPTIONS = frozenset({"lora_dropout", "dtype", "npu_model_patch", "tiny_experts"})
-PROVED_OPTIONS = frozenset({"npu_model_patch", "tiny_experts"})
+PROVED_OPTIONS = frozenset(
+    {"npu_model_patch", "tiny_experts", "fsdp_config", "lora_dropout", "sequence_parallel_size", "attn_impl", "padding_free"}
+)
 CPU_ATTENTION = frozenset({None, "eager", "sdpa"})
+# What a plain cpu does as asked: --fsdp on it is silently DDP, and DeepSpeed's own shared-memory operators do not build there.
+CPU_STRATEGIES = frozenset({Strategy.SINGLE, Strategy.DDP})
 
 STAGE = "stage"
 _NO_TEXT = frozenset({Algorithm.RM, Algorithm.EMBEDDING, Algorithm.SEQ_CLS, Algorithm.RERANKER})
@@ -152,7 +156,7 @@ def _obstacle(cell: Cell, hardware: Hardware, weights: Weights, rehearsal: bool)
         return _real_obstacle(cell, hardware, rehearsal)
     if cell.model.family not in TINY_FAMILIES:
         return f"no tiny model of family {cell.model.family} is built yet"
-    return "" if hardware.is_npu else _host_obstacle(cell)
+    return "" if hardware.is_npu else _host_obstacle(cell, hardware)
 
 
 def _real_obstacle(cell: Cell, hardware: Hardware, rehearsal: bool) -> str:
@@ -168,14 +172,18 @@ def _real_obstacle(cell: Cell, hardware: Hardware, rehearsal: bool) -> str:
     return f"unknown in matrix.yaml: {' and '.join(unknown)}" if unknown else ""
 
 
-def _host_obstacle(cell: Cell) -> str:
+def _host_obstacle(cell: Cell, hardware: Hardware) -> str:
     if cell.strategy not in PROVED_STRATEGIES:
         return f"strategy {cell.strategy} isn't built off an NPU yet"
     if cell.engine not in PROVED_ENGINES:
         return f"engine {cell.engine} isn't built off an NPU yet"
     if cell.tuner not in PROVED_TUNERS:
         return f"tuner {cell.tuner} isn't built off an NPU yet"
+    if hardware is Hardware.CPU and cell.strategy not in CPU_STRATEGIES:
+        return f"a plain cpu does not do {cell.strategy} as asked: a simulated NPU does"
     for name in changed_options(cell.options):
+        if hardware is Hardware.SIM and name in PROVED_OPTIONS:
+            continue
         if name not in CPU_OPTIONS and not (name == "attn_impl" and cell.options.attn_impl in CPU_ATTENTION):
             return f"option {name} isn't built off an NPU yet"
     return ""

@@ -22,6 +22,7 @@ from harness.bench import Launch
 from harness.commands import shell_line
 from harness.errors import HarnessError, HostError
 from harness.flow import run_cell
+from harness.goldens import Goldens
 from harness.guardian import sweep
 from harness.host import REHEARSAL_STORE, Host, HostRequest
 from harness.judge import rejudge
@@ -88,6 +89,7 @@ class Session:
         self._host: Host | None = None
         self._pool: Pool | None = None
         self._warm: WarmLauncher | None = None
+        self._goldens: Goldens | None = None
         self._stop = threading.Event()
         self._kept: list[Evidence] = []
         self._selected: set[tuple[str, Stage]] = set()
@@ -179,6 +181,7 @@ class Session:
         self._pool = Pool(self._run, self.request.jobs or default)
         if self.host.hardware is Hardware.SIM or self.host.launcher == "warm":
             self._warm = WarmLauncher(self.host.runs / "warm")
+        self._goldens = Goldens(self._warm or self._launch)
         self._pool.submit([Job(key, cell, tuple(stages)) for key, (cell, stages) in jobs.items()])
 
     def wait(self, item: Wanted) -> Evidence:
@@ -215,7 +218,7 @@ class Session:
         Whatever goes wrong becomes a line in `faults`: raised here, it would hide how the run itself ended.
         """
         self._stop.set()
-        for end in (self._pool, self._warm):
+        for end in (self._pool, self._goldens, self._warm):
             if end is not None:
                 self._attempt("ending what still runs", end.close)
         if self._kept and self.request.rehearsal is None:
@@ -279,7 +282,7 @@ class Session:
             matrix=self.matrix,
             host=self.host,
             launch=self._warm if self._warm is not None and self.host.launcher == "warm" else self._launch,
-            golden_launch=self._warm,
+            goldens=self._goldens,
             keep=self._keep,
             clean=cleaner(self.host),
             stop=self._stop,

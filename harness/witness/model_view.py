@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 from .digest import canonical
@@ -46,6 +47,23 @@ def active_adapters(model: Any, asked: list[str] | None) -> list[str]:
         return []
     active = getattr(model, "active_adapters", [])
     return sorted([active] if isinstance(active, str) else active)
+
+
+def attention(model: Any) -> str | None:
+    """The attention implementation that the model's own configuration names, as transformers spells it."""
+    config = getattr(inner(model), "config", None)
+    config = getattr(config, "text_config", config)
+    named = getattr(config, "_attn_implementation", None)
+    return None if named is None else str(named)
+
+
+def sequence_parallel() -> dict[str, int] | None:
+    """Over how many ranks ms-swift splits a sequence: in all, by Ulysses and by the ring; None where it does not."""
+    module = sys.modules.get("swift.sequence_parallel.sequence_parallel")
+    found: Any = getattr(module, "sequence_parallel", None)
+    if not getattr(found, "world_size", None) or found.world_size == 1:
+        return None
+    return {"size": found.world_size, "ulysses": found.sp_world_size or 1, "ring": found.rp_world_size or 1}
 
 
 NPU_PATCHES = "swift.model.npu_patch"

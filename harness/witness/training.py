@@ -144,6 +144,9 @@ class Training:
             "trainable_digest": digest.trainable_digest(model),
             "adapter_modules": model_view.adapter_modules(model),
             "lora": model_view.lora_settings(model),
+            "attn_impl": model_view.attention(model),
+            "sequence_parallel": model_view.sequence_parallel(),
+            "padding_free": bool(getattr(getattr(self.trainer, "template", None), "padding_free", False)),
         }
 
     def _control(self, opened: Session) -> dict[str, Any]:
