@@ -13,7 +13,7 @@ ROOMS = {
     0: ("model", "errors", "__init__"),
     1: (
         "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptoms", "causes", "compare",
-        "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi",
+        "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi*", "topology*",
         "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words",
     ),
     2: (
@@ -21,7 +21,7 @@ ROOMS = {
         "model_folder", "swift_parsers", "host", "warm*", "inputs", "interrupts",
     ),
     3: ("bench", "proving", "flow", "pool", "report", "session"),
-    4: ("pytest_plugin", "__main__"),
+    4: ("pytest_plugin", "__main__", "door_machine"),
 }  # fmt: skip
 # What the harness's own process may ask of the simulated NPU: to build it, and how a child finds it.
 SIM_DOORS = {"harness.sim.build", "harness.sim.environment"}
