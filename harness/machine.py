@@ -98,7 +98,7 @@ def npu_usable(root: Path | None = None, *, probe: Sequence[str] | None = None, 
     npu_smi = resolve_program("npu-smi", programs_path(root)) or resolve_program("npu-smi", programs_path(root or Path("/")))
     if npu_smi is None:
         return Usable((), None, "there is no npu-smi to list chips")
-    text, fault = _output([str(npu_smi), "info"], environment, root, _NPU_SMI_S)
+    text, fault = output_of([str(npu_smi), "info"], environment, root, _NPU_SMI_S)
     listing = parse_npu_smi(text)
     if fault or not listing.chips:
         said = fault or "; ".join(listing.faults) or f"no chip in {text.strip()[:200]!r}"
@@ -116,7 +116,7 @@ def npu_usable(root: Path | None = None, *, probe: Sequence[str] | None = None, 
     command = probe or _default_probe(root)
     if command is None:
         return Usable(ids, series, f"{listed}; no tensor was made, since there is no python under the rehearsal's ROOT", listing.chips)
-    said, fault = _output(command, {**environment, "ASCEND_RT_VISIBLE_DEVICES": str(ids[0])}, root, _PROBE_S)
+    said, fault = output_of(command, {**environment, "ASCEND_RT_VISIBLE_DEVICES": str(ids[0])}, root, _PROBE_S)
     if fault:
         last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
         return Usable((), series, f"no tensor could be made on npu:0: {fault}: {last.strip()[:300]}", listing.chips)
@@ -137,8 +137,8 @@ def _visible(healthy: Sequence[int], limit: str) -> tuple[int, ...]:
     return tuple(i for i in healthy if i in asked)
 
 
-def _output(command: Sequence[str], environment: Mapping[str, str], root: Path | None, limit_s: float) -> tuple[str, str]:
-    """(what it printed, "" or what went wrong). If it has to be ended, its process group is."""
+def output_of(command: Sequence[str], environment: Mapping[str, str], root: Path | None, limit_s: float) -> tuple[str, str]:
+    """(what it printed, "" or what went wrong), with the programs of `root`. If it has to be ended, its process group is."""
     path = os.pathsep.join([programs_path(root), environment.get("PATH", os.defpath)])
     try:
         child = subprocess.Popen(
