@@ -10,9 +10,9 @@ from typing import Any
 
 from harness.model import Hardware
 
-# Nearest first. SIO joins the two dies of one module; HCCS and UB are direct, *_SW goes through a switch; the rest is PCIe, SYS crosses sockets.
+# Nearest first: SIO joins the dies of a module, HCCS and UB are direct, *_SW go through a switch, the rest is PCIe; SYS crosses sockets.
 LINK_ORDER = ("X", "SIO", "HCCS", "UB", "XLink", "HCCS_SW", "XLink_SW", "PIX", "PXB", "PHB", "SYS")
-_NPU_FIELDS = ("npu_id", "chip", "phy_id", "name", "series", "health", "bus_id", "power_w", "temp_c", "aicore_pct", "hbm_used_mb", "hbm_total_mb")
+_PUBLISHED = "npu_id chip phy_id name series health bus_id power_w temp_c aicore_pct hbm_used_mb hbm_total_mb"
 _PROCESS_FIELDS = ("npu_id", "chip", "pid", "name", "mem_mb")
 
 
@@ -22,7 +22,8 @@ class Npu:
 
     `chip` is None where the table has no such column (Ascend 950); `phy_id` and `logic_id` are Phy-ID and Chip Logic ID where printed.
     `series` is a2, a3, a5 (as in matrix.yaml), 310P, 310B, 310 or 910A; None for a name that doesn't tell. `memory_*_mb` is the column
-    Memory-Usage (DDR), the only memory of chips without HBM.
+    Memory-Usage (DDR), the only memory of chips without HBM. `aicore_pct` is NPU Util(%) on an Ascend 950, which prints no AICore(%).
+    `error_codes` are those of `-t health`, `double_bit_errors` the HBM's and DDR's uncorrected ones of `-t ecc`.
     """
 
     npu_id: int
@@ -40,6 +41,8 @@ class Npu:
     hbm_total_mb: int | None = None
     memory_used_mb: int | None = None
     memory_total_mb: int | None = None
+    error_codes: tuple[str, ...] = ()
+    double_bit_errors: int | None = None
 
     @property
     def healthy(self) -> bool:
@@ -54,7 +57,7 @@ class Npu:
 
 @dataclass(frozen=True)
 class NpuProcess:
-    """A row of the process table. `chip` is None where the table names the NPU only; `pid` is the host's, which a container can't look up."""
+    """A row of the process table. `chip` is None where the table names the NPU only; `pid` is the host's, not a container's."""
 
     npu_id: int
     chip: int | None
@@ -65,7 +68,7 @@ class NpuProcess:
 
 @dataclass(frozen=True)
 class Link:
-    """How two devices reach each other. `a` and `b` are named as in the matrix (NPU0, Phy-ID12, NIC1), `kind` as printed (HCCS, PIX, NA)."""
+    """How two devices reach each other. `a` and `b` are named as in the matrix (NPU0, Phy-ID12), `kind` as printed (HCCS, PIX, NA)."""
 
     a: str
     b: str
@@ -74,9 +77,10 @@ class Link:
 
 @dataclass(frozen=True)
 class MachineView:
-    """All that was understood. `affinity` is (device as in the matrix, its CPUs such as `0-63,128-191`); `errors` are npu-smi's own words.
+    """All that was understood. `affinity` is (device as in the matrix, its CPUs such as `0-63,128-191`).
 
-    An empty `processes` means that none runs only if `npus` is known and `processes_seen` says that the table was there.
+    `version` is npu-smi's own, or where only that is printed the driver's. `errors` are npu-smi's words, or ours about what could not be
+    understood. `sections` says which kinds of output were there; that no process is listed means something only if "processes" is one.
     """
 
     version: str | None = None
@@ -85,7 +89,7 @@ class MachineView:
     links: tuple[Link, ...] = ()
     affinity: tuple[tuple[str, str], ...] = ()
     errors: tuple[str, ...] = ()
-    processes_seen: bool = False
+    sections: tuple[str, ...] = ()
 
     @property
     def error(self) -> str | None:
@@ -125,7 +129,7 @@ class MachineView:
         """The published shape: version, npus, processes, links, affinity, error; None where the output says nothing."""
         return {
             "version": self.version,
-            "npus": [{name: getattr(npu, name) for name in _NPU_FIELDS} for npu in self.npus],
+            "npus": [{name: getattr(npu, name) for name in _PUBLISHED.split()} for npu in self.npus],
             "processes": [{name: getattr(process, name) for name in _PROCESS_FIELDS} for process in self.processes],
             "links": [{"a": link.a, "b": link.b, "kind": link.kind} for link in self.links],
             "affinity": dict(self.affinity),
