@@ -27,7 +27,7 @@ from harness.npu_smi_view import Npu
 from harness.sim.build import can_build
 
 _BINARIES = ("usr/local/sbin", "usr/local/bin", "usr/bin", "bin")
-_SITE_PACKAGES = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages", "opt/*/lib/python3*/site-packages")
+SITE_PACKAGES = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages", "opt/*/lib/python3*/site-packages")
 # As many as a host has; a cell sees those that its plan names.
 SIMULATED_IDS = tuple(range(8))
 _NPU_SMI_S, _PROBE_S = 60, 300
@@ -85,7 +85,7 @@ def _torch_npu_version(root: Path | None) -> str | None:
             return importlib.metadata.version("torch_npu")
         except importlib.metadata.PackageNotFoundError:
             return None
-    infos = (info for places in _SITE_PACKAGES for info in root.glob(f"{places}/torch_npu-*.dist-info"))
+    infos = (info for places in SITE_PACKAGES for info in root.glob(f"{places}/torch_npu-*.dist-info"))
     return next((info.name.removeprefix("torch_npu-").removesuffix(".dist-info") for info in infos), None)
 
 
