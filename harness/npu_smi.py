@@ -11,7 +11,7 @@ from harness.npu_smi_map import read_plain_tables
 from harness.npu_smi_series import with_series
 from harness.npu_smi_tables import listed_processes, read_tables
 from harness.npu_smi_text import lines_of, rows_of
-from harness.npu_smi_view import MachineView, Npu
+from harness.npu_smi_view import Link, MachineView, Npu
 from harness.topology import read_topology
 
 # What npu-smi, or the shell in its place, prints instead of an answer. It may exit with 0 all the same.
@@ -52,14 +52,17 @@ def parse(text: str) -> MachineView:
 def merge(views: Iterable[MachineView]) -> MachineView:
     """One view of a host from several outputs of it. The first that tells a value wins; of health, which may have changed, the worst."""
     views = tuple(views)
-    links = {frozenset((link.a, link.b)): link for view in reversed(views) for link in reversed(view.links)}
-    affinity = {name: cpus for view in reversed(views) for name, cpus in view.affinity}
+    links: dict[frozenset[str], Link] = {}
+    affinity: dict[str, str] = {}
+    for view in views:
+        links = {frozenset((link.a, link.b)): link for link in view.links} | links
+        affinity = dict(view.affinity) | affinity
     return MachineView(
         version=next((view.version for view in views if view.version), None),
         npus=_merged([npu for view in views for npu in view.npus]),
         processes=tuple(listed_processes([process for view in views for process in view.processes])),
-        links=tuple(reversed(links.values())),
-        affinity=tuple(reversed(affinity.items())),
+        links=tuple(links.values()),
+        affinity=tuple(affinity.items()),
         errors=tuple(dict.fromkeys(error for view in views for error in view.errors)),
         sections=tuple(dict.fromkeys(section for view in views for section in view.sections)),
     )

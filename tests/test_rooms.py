@@ -13,14 +13,16 @@ ROOMS = {
     0: ("model", "errors", "__init__"),
     1: (
         "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptoms", "causes", "compare",
-        "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi*", "topology*",
-        "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words",
+        "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi*",
+        "topology",
+        "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "packing", "estimates", "progress",
     ),
     2: (
         "machine", "launch", "supervised", "logs", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts",
-        "model_folder", "swift_parsers", "host", "warm*", "inputs", "interrupts",
+        "model_folder", "swift_parsers", "host", "warm*", "inputs", "interrupts", "leases", "lock_files", "ports", "cores", "npu_probe",
+        "host_npus",
     ),
-    3: ("bench", "proving", "flow", "pool", "report", "session"),
+    3: ("bench", "proving", "flow", "pool", "yard", "report", "session"),
     4: ("pytest_plugin", "__main__", "door_machine"),
 }  # fmt: skip
 # What the harness's own process may ask of the simulated NPU: to build it, and how a child finds it.
