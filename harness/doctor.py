@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from harness import doctor_checks_host as host
 from harness import doctor_checks_run as run
@@ -30,6 +31,11 @@ def examine(facts: HostFacts, stacks: Mapping[str, Stack]) -> tuple[Finding, ...
     found += stack.check_stacks(facts, stacks)
     unique = {(finding.id, finding.what): finding for finding in found}
     return tuple(sorted(unique.values(), key=lambda finding: (_RANK[finding.severity], _SURE[finding.sure])))
+
+
+def cleaned(findings: Iterable[Finding], clean: Callable[[str], str]) -> tuple[Finding, ...]:
+    """With every sentence put through `clean`, which takes out what names the host and its user."""
+    return tuple(replace(f, what=clean(f.what), why=clean(f.why), fix=clean(f.fix)) for f in findings)
 
 
 def worst(findings: Iterable[Finding]) -> Severity | None:

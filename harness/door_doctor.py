@@ -11,12 +11,10 @@ import json
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from harness.doctor import examine, exit_code
+from harness.doctor import cleaned, examine, exit_code
 from harness.doctor_command import parse_command
-from harness.doctor_facts import Finding
 from harness.doctor_host import gather
 from harness.doctor_text import as_json, render
 from harness.host import rehearsal_root
@@ -37,8 +35,7 @@ def run_doctor(args: argparse.Namespace, matrix: Matrix) -> int:
     root = rehearsal_root(args.rehearsal, args.root) if args.rehearsal is not None else None
     command = parse_command(args.command) if args.command is not None else None
     facts = gather(root, model=args.model, command=command)
-    clean = _cleaner(args.root, root)
-    findings = [_cleaned(finding, clean) for finding in examine(facts, matrix.stacks)]
+    findings = cleaned(examine(facts, matrix.stacks), _cleaner(args.root, root))
     if args.json:
         print(json.dumps(as_json(facts, findings), ensure_ascii=False, indent=1))
     else:
@@ -51,7 +48,3 @@ def _cleaner(repository: Path, root: Path | None) -> Callable[[str], str]:
     secrets = secret_values(os.environ)
     names = {"user": getpass.getuser(), "host": platform.node(), "home": str(Path.home())}
     return lambda text: redact(text, **names, extra=folders, secrets=secrets)
-
-
-def _cleaned(finding: Finding, clean: Callable[[str], str]) -> Finding:
-    return replace(finding, what=clean(finding.what), why=clean(finding.why), fix=clean(finding.fix))
