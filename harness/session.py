@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path
 
-from harness import machine, report
+from harness import machine, preflight, report
 from harness.bench import Launch
 from harness.commands import shell_line
 from harness.errors import HarnessError, HostError
@@ -92,6 +92,7 @@ class Session:
         self._kept: list[Evidence] = []
         self._selected: set[tuple[str, Stage]] = set()
         self._rulings: dict[str, Ruling] = {}
+        self._preflight = preflight.Preflight()
         self._marks: Counter[str] = Counter()
         self._notes: list[str] = []
 
@@ -147,6 +148,9 @@ class Session:
             swift_cli_dir=_swift_cli_dir(),
             launcher={"auto": "cli" if choice.hardware.is_npu else "warm"}.get(request.launcher, request.launcher),
         )
+        if choice.hardware.is_npu:
+            self._preflight = preflight.look(self.matrix, request.rehearsal, npu_said=choice.because, clean=cleaner(self._host))
+            self._notes += self._preflight.notes
 
     def cells(self) -> tuple[Cell, ...]:
         """The cells of the asked tier: what pytest then selects from."""
@@ -156,7 +160,8 @@ class Session:
         if cell.id not in self._rulings:
             weights = self.host.weights_for(cell.model)
             rehearsal = self.host.rehearsal is not None
-            self._rulings[cell.id] = rule_for(cell, self.matrix, hardware=self.host.hardware, weights=weights, rehearsal=rehearsal)
+            ruling = rule_for(cell, self.matrix, hardware=self.host.hardware, weights=weights, rehearsal=rehearsal)
+            self._rulings[cell.id] = self._preflight.ruling(cell, ruling)
         return self._rulings[cell.id]
 
     def schedule(self, wanted: Sequence[Wanted]) -> None:
