@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import HarnessError, HostError
+from harness.leases import Lease
 from harness.model import Hardware, Model, Weights
+from harness.ports import Ports
 
 # What a rehearsal keeps lies in this folder of its ROOT: a name that no program or device tree has.
 REHEARSAL_STORE = "npu-matrix-rehearsal"
@@ -32,7 +34,10 @@ class HostRequest:
 
 @dataclass(frozen=True)
 class Host:
-    """Where cells run. `runs` is a new folder of this harness run's own; `search_path` is where programs are looked up."""
+    """Where cells run. `runs` is a new folder of this harness run's own; `search_path` is where programs are looked up.
+
+    `ports` are None until a cell has a lease: see `lent`.
+    """
 
     hardware: Hardware
     weights: str
@@ -46,6 +51,11 @@ class Host:
     deadline_scale: float
     swift_cli_dir: str = "swift/cli"
     launcher: str = "cli"
+    ports: Ports | None = None
+
+    def lent(self, lease: Lease) -> Host:
+        """This host as the cell that has `lease` sees it."""
+        return replace(self, npu_ids=lease.device_ids, ports=lease.ports)
 
     def weights_for(self, model: Model) -> Weights:
         """`auto` means real weights on an NPU where the revision is pinned and the number of devices known, tiny everywhere else."""
@@ -55,16 +65,16 @@ class Host:
         return Weights.REAL if self.hardware.is_npu and known else Weights.TINY
 
     def devices_for(self, model: Model, documented: int | None, single: bool, weights: Weights) -> tuple[int, ...]:
-        """The NPU ids a cell gets: the documented number, else the model's, else one for `single`, two for tiny, all for real."""
-        if not self.npu_ids:
-            return ()
+        """The ids of the NPUs, simulated ones included, that a cell sees; () on a plain cpu."""
+        return self.npu_ids[: self.width_of(model, documented, single, weights)]
+
+    def width_of(self, model: Model, documented: int | None, single: bool, weights: Weights) -> int:
+        """How many NPUs, or ranks off NPUs, a cell takes: one for `single`, two for tiny, the documented number, the model's, else all."""
         if single:
-            count = 1
-        elif weights is Weights.TINY:
-            count = 2
-        else:
-            count = documented or model.devices.get(self.hardware) or len(self.npu_ids)
-        return self.npu_ids[:count]
+            return 1
+        if weights is Weights.TINY:
+            return 2
+        return documented or model.devices.get(self.hardware) or len(self.npu_ids)
 
 
 def rehearsal_root(text: str, repository: Path) -> Path:
