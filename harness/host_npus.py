@@ -17,7 +17,7 @@ from harness.npu_smi_view import MachineView
 # The table, which die has which logical id, and how near they are. The rest of npu-smi asks one NPU at a time.
 QUESTIONS = (("info",), ("info", "-m"), ("info", "-t", "topo"))
 _LIMIT_S = 60
-_MOST_BYTES = 2**22  # of a saved file; the output of a host with 16 dies has some 20 kB
+_MOST_BYTES = 2**20  # of a saved file; the output of a host with 16 dies has some 20 kB
 
 
 def ask_host(root: Path | None = None, *, environment: Mapping[str, str] | None = None) -> MachineView:

@@ -25,6 +25,7 @@ _FAULTS = re.compile(
 _CONSOLE_LOG = "DrvMngGetConsoleLogLevel failed"  # printed before every other fault; says nothing by itself
 _WORST_FIRST = ("Critical", "Alarm", "Warning")
 _LONGEST_FAULT = 300
+_MOST_ERRORS = 20
 
 
 def parse(text: str) -> MachineView:
@@ -35,7 +36,7 @@ def parse(text: str) -> MachineView:
     errors = [*_faults(lines), *tables.errors, *plain.errors, *pairs.errors, *topology.errors]
     npus = (*tables.npus, *plain.npus, *pairs.npus)
     version = tables.tool or pairs.tool or tables.driver or pairs.driver
-    if not (npus or tables.processes or topology.links or version or errors or "processes" in sections):
+    if not (npus or version or errors or sections):
         shown = next((line.strip() for line in lines if line.strip()), "")
         errors = [f"nothing of npu-smi was recognised in it: {shown[:80]!r}" if shown else "the output is empty"]
     return MachineView(
@@ -44,7 +45,7 @@ def parse(text: str) -> MachineView:
         processes=tuple(listed_processes([*tables.processes, *pairs.processes])),
         links=tuple(topology.links),
         affinity=tuple(topology.affinity),
-        errors=tuple(dict.fromkeys(errors)),
+        errors=_distinct(errors),
         sections=tuple(dict.fromkeys(sections)),
     )
 
@@ -66,6 +67,13 @@ def merge(views: Iterable[MachineView]) -> MachineView:
         errors=tuple(dict.fromkeys(error for view in views for error in view.errors)),
         sections=tuple(dict.fromkeys(section for view in views for section in view.sections)),
     )
+
+
+def _distinct(errors: Sequence[str]) -> tuple[str, ...]:
+    """Each once, and of a flood (a text that is no npu-smi's) only the beginning."""
+    once = tuple(dict.fromkeys(errors))
+    left = len(once) - _MOST_ERRORS
+    return (*once[:_MOST_ERRORS], f"and {left} more of the kind") if left > 0 else once
 
 
 def _faults(lines: Sequence[str]) -> list[str]:

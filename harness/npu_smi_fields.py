@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.npu_smi_text import health_of, number, whole, words
+from harness.npu_smi_text import health_of, number, unfinished, whole, words
 from harness.npu_smi_view import Npu, NpuProcess
 
 _FIELD = re.compile(r"\s*([A-Za-z][A-Za-z0-9 ()%/_.-]{0,60}?)\s*:\s*(.*)")
@@ -85,7 +85,7 @@ def read_fields(lines: Sequence[str]) -> Fields:
     """The dies that the blocks tell of. Values of a block that names no NPU are errors; so is a Chip ID that is no number."""
     found, place = Fields(), _Place()
     block: list[tuple[str, str]] = []
-    for line in (*lines, ""):
+    for at, line in enumerate((*lines, "")):
         command, pair = _COMMAND.search(line), _FIELD.fullmatch(line)
         if command and "|" not in line and not re.match(r"\s*usage", line, re.IGNORECASE):
             _close(block, place, found)
@@ -97,9 +97,14 @@ def read_fields(lines: Sequence[str]) -> Fields:
             block.append(("process", f"{process[1]}\t{process[2]}\t{process[3]}"))
         elif re.match(r"\s*No process in device", line, re.IGNORECASE):
             block.append(("noprocess", ""))
-        elif "|" not in line and pair:
+        elif "|" not in line and pair and not (at < len(lines) and unfinished(lines, at) and _may_be_cut(pair[1], pair[2])):
             block.append(("".join(pair[1].split()).casefold(), pair[2].strip()))
     return found
+
+
+def _may_be_cut(key: str, value: str) -> bool:
+    """Of a last line without an end: a health word that is whole, and a Chip ID, which has one digit, are safe; others may lack letters."""
+    return not (re.fullmatch(r"chip id", key, re.IGNORECASE) or value.strip() in ("OK", "Warning", "Alarm", "Critical"))
 
 
 def _close(block: list[tuple[str, str]], place: _Place, found: Fields) -> None:

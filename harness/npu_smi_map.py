@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from harness.npu_smi_text import number, whole, words
+from harness.npu_smi_series import series_of_name
+from harness.npu_smi_text import number, unfinished, whole, words
 from harness.npu_smi_view import Npu
 
 _MAP = re.compile(
@@ -32,7 +33,7 @@ def read_plain_tables(lines: Sequence[str]) -> Plain:
     """The dies of every table without bars. A row that has not all its columns is left out and named in `errors`."""
     found = Plain()
     columns: list[str] = []
-    for line in lines:
+    for at, line in enumerate(lines):
         mapped, watched = _header(line, _MAP), _header(line, _WATCH)
         if "npu id" in mapped and len(mapped) > 1:
             columns = mapped
@@ -40,16 +41,26 @@ def read_plain_tables(lines: Sequence[str]) -> Plain:
         elif "npuid(idx)" in watched:
             columns = watched
             found.sections += [] if "watch" in found.sections else ["watch"]
-        elif not re.match(r"\s*[0-9]", line):
+        elif not columns or not re.match(r"\s*\S" if columns[0] == "chip name" else r"\s*[0-9]", line):
             columns = columns if not line.strip() else []
-        elif columns:
+        else:
             row = _row(columns, line)
             npu = _npu(row) if row else None
+            if npu and unfinished(lines, at):
+                npu = _without_cut_end(npu, columns[-1], found.npus)
             if npu:
                 found.npus.append(npu)
             elif row is None or (row.get("chip name") or "").casefold() not in _HELPERS:
                 found.errors.append(f"a row of the table is cut or strange: {line.strip()[:80]!r}")
     return found
+
+
+def _without_cut_end(npu: Npu, column: str, others: Sequence[Npu]) -> Npu | None:
+    """A name is kept if another die has it too, or if it tells its series; a number may lack digits."""
+    if column != "chip name":
+        return None
+    known = series_of_name(npu.name) or npu.name in {other.name for other in others}
+    return npu if known else replace(npu, name=None)
 
 
 def _header(line: str, labels: re.Pattern[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,7 +33,8 @@ def series_of_name(name: str | None) -> str | None:
 
 def with_series(npus: Sequence[Npu]) -> tuple[Npu, ...]:
     """The same dies with their series; a plain Ascend910 is an A3 if its NPU has two dies or the table numbers dies apart (Phy-ID)."""
-    return tuple(replace(npu, series=series_of_name(npu.name) or _by_dies(npu, npus)) for npu in npus)
+    dies = Counter(npu_id for npu_id, _ in {(npu.npu_id, npu.chip) for npu in npus if npu.chip is not None})
+    return tuple(replace(npu, series=series_of_name(npu.name) or _by_dies(npu, dies[npu.npu_id])) for npu in npus)
 
 
 def series_of(npus: Sequence[Npu]) -> Hardware | None:
@@ -41,9 +43,8 @@ def series_of(npus: Sequence[Npu]) -> Hardware | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _by_dies(npu: Npu, npus: Sequence[Npu]) -> str | None:
-    dies = {other.chip for other in npus if other.npu_id == npu.npu_id and other.chip is not None}
-    apart = _bare(npu.name) == _SHARED_NAME and (len(dies) == 2 or npu.phy_id is not None)
+def _by_dies(npu: Npu, dies: int) -> str | None:
+    apart = _bare(npu.name) == _SHARED_NAME and (dies == 2 or npu.phy_id is not None)
     return Hardware.A3.value if apart else None
 
 

@@ -15,11 +15,11 @@ from harness.npu_smi_view import Npu, NpuProcess
 
 _LABEL = re.compile(r"NPU ID|NPU Util\(%\)|Chip ID|Process id in container|Process id|Process name|Process memory\(MB\)|\S+", re.IGNORECASE)
 _EMPTY = r"(?:NA|N/A|--?)"
-_VALUE = re.compile(rf"(?:{_EMPTY}|[0-9]+)\s*/\s*(?:{_EMPTY}|[0-9]+)|\S+", re.IGNORECASE)
+_VALUE = re.compile(rf"(?:{_EMPTY}|[0-9]+)\s*/\s*(?:{_EMPTY}|[0-9]+)(?!\S)|\S+", re.IGNORECASE)
 _PAIR = re.compile(rf"({_EMPTY}|[0-9]+)\s*/\s*({_EMPTY}|[0-9]+)", re.IGNORECASE)
 _HEALTH = re.compile(r"OK|Warning|Alarm|Critical|UNKNOWN", re.IGNORECASE)
 _BUS = re.compile(r"[0-9a-fx*]{4,8}:[0-9a-fx*]{2}:[0-9a-fx*]{2}\.[0-9a-fx*]+", re.IGNORECASE)
-_TOOL = re.compile(r"^npu-smi\s+(\S+)(?:.*\bVersion:\s*(\S+))?", re.IGNORECASE)
+_TOOL = re.compile(r"npu-smi\s+(\S+)(?:.*\bVersion:\s*(\S+))?", re.IGNORECASE)
 _NO_PROCESSES = re.compile(r"no running processes? found", re.IGNORECASE)
 _UPPER = ("NPU   Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)")
 _LOWER = {
@@ -55,7 +55,8 @@ def read_tables(rows: Sequence[Row]) -> Tables:
         labels = _labels(row)
         flat = [label for cell in labels for label in cell]
         if tool := _TOOL.match(row.cells[0]):
-            found.tool, found.driver = found.tool or words(tool[1]), found.driver or words(tool[2])
+            whole_words = [None if row.open_end and tool.end(i) == len(row.cells[0]) else words(tool[i]) for i in (1, 2)]
+            found.tool, found.driver = found.tool or whole_words[0], found.driver or whole_words[1]
         elif "process id" in flat:
             _orphan(first, found)
             first, upper, lower, processes, closed = None, (), (), labels, row.closed
@@ -144,7 +145,7 @@ def _row_values(row: Row, headers: Headers, headers_closed: bool) -> Values:
     values: Values = {}
     cells = list(zip(headers, row.cells, strict=False))
     for place, (labels, cell) in enumerate(cells):
-        cut = place == len(row.cells) - 1 and not row.closed and (headers_closed or row.last)
+        cut = place == len(row.cells) - 1 and (row.open_end or (headers_closed and not row.closed))
         values.update(_cell_values(labels, cell))
         if cut:
             values.update({label: None for label in labels if label not in ("process name", "name")})

@@ -16,11 +16,11 @@ _SEAM = "\ufffd"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table between its bars. `closed`: it ends with a bar, so its last cell is whole."""
+    """One line of a table between its bars. `closed`: it ends with a bar. `open_end`: it doesn't, and the text ends there too."""
 
     cells: tuple[str, ...]
     closed: bool
-    last: bool
+    open_end: bool
 
 
 def lines_of(text: str) -> list[str]:
@@ -51,7 +51,12 @@ def _has_cells(line: str) -> bool:
 def _row(line: str, last: bool) -> Row:
     inner = line[line.index("|") + 1 :].rstrip()
     closed = inner.endswith("|")
-    return Row(tuple(cell.strip() for cell in inner.removesuffix("|").split("|")), closed, last)
+    return Row(tuple(cell.strip() for cell in inner.removesuffix("|").split("|")), closed, last and not closed)
+
+
+def unfinished(lines: Sequence[str], at: int) -> bool:
+    """Whether this line is the last one and has no end: it may have been cut, and so may its last word."""
+    return at == len(lines) - 1 and lines[at] != "" and not lines[at][-1].isspace()
 
 
 def whole(word: str | None) -> int | None:

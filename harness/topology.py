@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from harness.npu_smi_text import unfinished
 from harness.npu_smi_view import LINK_ORDER, Link
 
 # Phy-ID on an Atlas A3, NPU elsewhere, NIC since 26.x.
@@ -30,8 +31,10 @@ def read_topology(lines: Sequence[str]) -> Topology:
     columns: list[str] = []
     rows: list[tuple[str, list[str]]] = []
     final = next((line for line in reversed(lines) if line.strip()), "")
-    for line in lines:
+    for at, line in enumerate(lines):
         words, cpus = _words(line)
+        if unfinished(lines, at) and words[-1:] != ["X"]:
+            words = words[:-1]
         if _is_header(words, cpus):
             if rows:
                 _matrix(columns, rows, found)
@@ -99,9 +102,13 @@ def _columns_by_diagonal(rows: Sequence[tuple[str, list[str]]], found: Topology)
 
 
 def _pairs(kinds: dict[tuple[str, str], str], found: Topology) -> None:
+    known = {frozenset((link.a, link.b)) for link in found.links}
     for (name, other), kind in kinds.items():
+        if frozenset((name, other)) in known:
+            continue
+        known.add(frozenset((name, other)))
         back = kinds.get((other, name), kind)
-        if back != kind:
-            found.errors.append(f"the topology says {kind} from {name} to {other} but {back} back")
-        elif not any({link.a, link.b} == {name, other} for link in found.links):
+        if back == kind:
             found.links.append(Link(name, other, kind))
+        else:
+            found.errors.append(f"the topology says {kind} from {name} to {other} but {back} back")
