@@ -104,7 +104,7 @@ def check_busy(facts: HostFacts) -> Iterator[Finding]:
 def check_hccl(facts: HostFacts) -> Iterator[Finding]:
     yield from _interface(facts)
     address = facts.variable("HCCL_IF_IP")
-    if address and facts.addresses is not None and address not in facts.addresses:
+    if address and ":" not in address and facts.addresses is not None and address not in facts.addresses:
         why = "HCCL binds to it: `get host ip fail`, or ranks that never connect"
         fix = "unset HCCL_IF_IP on a single node; else set it to an address that `ip -4 addr` lists"
         yield Finding("hccl.address", "HCCL_IF_IP is no address of this host", why, fix, Sureness.CERTAIN, _B, "Q9", _SEVERAL)

@@ -9,6 +9,8 @@ from harness.doctor_facts import AskedCommand
 from harness.errors import HarnessError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+# Not shlex's, which takes the # of `--dataset name#500` for one too.
+_COMMENT = re.compile(r"(?:(?<=\s)|^)#.*$", re.MULTILINE)
 _KNOWN = ("swift", "megatron", "accelerate")
 
 
@@ -16,7 +18,7 @@ def parse_command(text: str) -> AskedCommand:
     """`A=1 swift sft --model X`, also with `export A=1`, comments and continued lines. Raises HarnessError where no program is named."""
     where = "--command"
     try:
-        words = shlex.split(text.replace("\\\r\n", " ").replace("\\\n", " "), comments=True)
+        words = shlex.split(re.sub(r"\\\r?\n", " ", _COMMENT.sub("", text)))
     except ValueError as error:
         raise HarnessError(where, f"can't be taken apart: {error}.", "Quote it once as a whole: --command 'swift sft ...'.") from None
     environment: dict[str, str] = {}

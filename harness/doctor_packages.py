@@ -48,11 +48,12 @@ class Installed:
     def __init__(self, folders: Iterable[Path]) -> None:
         self._found: dict[str, Distribution] = {}
         for found in distributions(path=[str(folder) for folder in folders]):
-            with contextlib.suppress(KeyError, TypeError):  # a folder without METADATA, as a broken removal leaves it
-                self._found.setdefault(canonicalize_name(found.metadata["Name"]), found)
+            named = found.metadata["Name"] if found.metadata and "Name" in found.metadata else ""
+            if named and found.version:  # a broken removal leaves folders without METADATA
+                self._found.setdefault(canonicalize_name(named), found)
 
     def packages(self) -> Mapping[str, Package]:
-        return {name: _package(name, found) for name, found in sorted(self._found.items()) if found.version}
+        return {name: _package(name, found) for name, found in sorted(self._found.items())}
 
     def folders_of(self, name: str) -> tuple[Path, ...]:
         """Where the modules of a distribution may lie: beside its metadata, or in the checkout that it was installed from."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -68,7 +69,7 @@ def _host(facts: HostFacts) -> Mapping[str, Any]:
 
 def _head(facts: HostFacts, findings: Sequence[Finding]) -> list[str]:
     counts = Counter(finding.severity for finding in findings)
-    names = (("that block NPU work", Severity.BLOCKS), ("that degrade it", Severity.DEGRADES), ("worth knowing", Severity.NOTE))
+    names = (("blocking NPU work", Severity.BLOCKS), ("degrading it", Severity.DEGRADES), ("worth knowing", Severity.NOTE))
     summed = ", ".join(f"{counts[severity]} {words}" for words, severity in names if counts[severity])
     packages = facts.packages or {}
     here = ", ".join([f"Python {facts.python}", *(f"{name} {packages[name].version}" for name in _SHOWN if name in packages)])
@@ -114,5 +115,6 @@ def _told(finding: Finding, detail: int) -> list[str]:
 
 
 def _wrapped(lead: str, text: str) -> list[str]:
-    options = {"width": COLUMNS, "initial_indent": lead, "subsequent_indent": " " * len(lead)}
-    return textwrap.wrap(text, break_long_words=False, break_on_hyphens=False, **options)  # type: ignore[arg-type]
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)  # a terminal gives each two columns
+    wrapper = textwrap.TextWrapper(COLUMNS - wide, lead, " " * len(lead), break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)
