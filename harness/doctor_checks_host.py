@@ -28,42 +28,46 @@ def check_devices(facts: HostFacts) -> Iterator[Finding]:
             fix if facts.place is Place.CONTAINER else "install the NPU driver and firmware, then reboot; `ls /dev/davinci*` lists the NPUs"
         )
         why = "programs reach an NPU through its device file"
-        yield Finding("device.none", "no NPU device file /dev/davinci0, 1, ...", why, fix, Sureness.CERTAIN, _B, "Q10", {})
+        yield unless_used(
+            facts, Finding("device.none", "no NPU device file /dev/davinci0, 1, ...", why, fix, Sureness.CERTAIN, _B, "Q10", {})
+        )
     elif lacking:
         fix = " ".join(f"--device={path}" for path in lacking)
         fix = f"docker run {fix}" if facts.place is Place.CONTAINER else f"reinstall the NPU driver: it makes {' '.join(lacking)}"
         why = "the runtime opens them besides the NPU's own file; without them dcmi and CANN find no device"
         what = f"{where} gave {len(cards)} NPU device files but not {', '.join(lacking)}"
-        yield Finding("device.manager_missing", what, why, fix, Sureness.CERTAIN, _B, "Q10", {})
+        yield unless_used(facts, Finding("device.manager_missing", what, why, fix, Sureness.CERTAIN, _B, "Q10", {}))
     closed = [file.path for file in facts.device_files if not file.usable]
     if closed:
         why = "device files belong to the group HwHiAiUser, mode 0660: others get `Permission denied` or see no device"
         what = f"this user may not open {', '.join(closed[:3])}" + (f" and {len(closed) - 3} more" if len(closed) > 3 else "")
         fix = "sudo usermod -aG HwHiAiUser $USER, then log in again (in a container: run as root, or --group-add)"
-        yield Finding("device.permission", what, why, fix, Sureness.CERTAIN, _B, "Q10", {})
+        yield unless_used(facts, Finding("device.permission", what, why, fix, Sureness.CERTAIN, _B, "Q10", {}))
 
 
 def check_mounts(facts: HostFacts) -> Iterator[Finding]:
-    missing = [path for path in MOUNTS if facts.mounted.get(path) is False]
+    missing = [path for path in MOUNTS if facts.mounted.get(path) is False and not (path.endswith("npu-smi") and facts.npu_smi)]
     if facts.place is Place.CONTAINER and missing and (facts.traces or facts.device_files):
         why = "in a container the driver, its firmware and npu-smi are the host's, mounted"
         fix = "docker run " + " ".join(f"-v {path}:{path}:ro" for path in missing)
         degree = _B if "/usr/local/Ascend/driver" in missing else _D
         found = Finding("mount.missing", f"not mounted: {', '.join(missing)}", why, fix, Sureness.CERTAIN, degree, "Q10")
-        yield unless_used(facts, found) if degree is _B else found
+        yield unless_used(facts, found)
     if not facts.npu_smi:
         why = "npu-smi lists the NPUs with health and processes; nothing can be checked or leased without it"
         fix = "install the NPU driver (it brings npu-smi)"
         if facts.place is Place.CONTAINER:
             fix = "docker run -v /usr/local/sbin/npu-smi:/usr/local/sbin/npu-smi:ro -v /usr/local/Ascend/driver:/usr/local/Ascend/driver:ro"
-        yield Finding("npu_smi.missing", "no npu-smi on PATH or in /usr/local/sbin", why, fix, Sureness.CERTAIN, _B, "Q10")
+        yield unless_used(
+            facts, Finding("npu_smi.missing", "no npu-smi on PATH or in /usr/local/sbin", why, fix, Sureness.CERTAIN, _B, "Q10")
+        )
     elif not facts.machine.npus:
         said = facts.machine.error or "it lists no NPU"
         why = "then the driver or the mounts are broken, whatever is installed above them"
         fix = (
             "run `npu-smi info` on the host itself: if it fails there, mend the driver; if not, compare the container's mounts and devices"
         )
-        yield Finding("npu_smi.fails", f"npu-smi info lists no NPU: {said}", why, fix, Sureness.CERTAIN, _B, "Q10", {})
+        yield unless_used(facts, Finding("npu_smi.fails", f"npu-smi info lists no NPU: {said}", why, fix, Sureness.CERTAIN, _B, "Q10", {}))
 
 
 def check_health(facts: HostFacts) -> Iterator[Finding]:
@@ -99,7 +103,10 @@ def check_cann(facts: HostFacts) -> Iterator[Finding]:
     if cann.home is None and cann.set_env is None:
         why = "torch_npu needs CANN's libraries (libascendcl, libhccl) and operator kernels"
         fix = "install CANN >= 8.5.1: toolkit and the kernels of this chip; or use quay.io/ascend/ms-swift, which has them"
-        yield Finding("cann.missing", "CANN isn't installed under /usr/local/Ascend", why, fix, Sureness.CERTAIN, _B, "支持范围速览", {})
+        yield unless_used(
+            facts,
+            Finding("cann.missing", "CANN isn't installed under /usr/local/Ascend", why, fix, Sureness.CERTAIN, _B, "支持范围速览", {}),
+        )
         return
     home = facts.variable("ASCEND_HOME_PATH") or facts.variable("ASCEND_TOOLKIT_HOME")
     script = cann.set_env or _SET_ENV

@@ -16,12 +16,15 @@ GROUP = (
     "ms-swift", "torch", "torch-npu", "transformers", "accelerate", "peft", "deepspeed", "vllm", "vllm-ascend", "mindspeed",
     "megatron-core", "mcore-bridge", "triton-ascend", "flash-linear-attention",
 )  # fmt: skip
-# CUDA-only, or of no use on an NPU, and what goes wrong with each.
+# What goes wrong with each beside an NPU.
 CUDA_ONLY: Mapping[str, str] = {
     "flash-attn": "--attn_impl flash_attn then chooses CUDA kernels",
     "transformer-engine": "Megatron then chooses its CUDA layers instead of MindSpeed's",
     "apex": "Megatron then chooses its CUDA optimizers",
     "xformers": "it needs CUDA",
+}
+# Of no use on an NPU, and harmless until a command asks for them.
+UNSUPPORTED: Mapping[str, str] = {
     "bitsandbytes": "quantised training isn't supported on NPUs: losses of 0 and nan were seen",
     "liger-kernel": "--use_liger_kernel isn't supported on NPUs",
 }
@@ -35,16 +38,16 @@ def check_torch(facts: HostFacts) -> Iterator[Finding]:
     if facts.packages is None:
         return
     torch, npu = facts.package("torch"), facts.package("torch-npu")
-    if npu is None or torch is None:
+    if facts.lacks("torch") or facts.lacks("torch-npu"):
         lacks = "torch_npu is" if torch else "torch and torch_npu are" if npu is None else "torch is"
         why = "without the pair PyTorch has no device `npu`"
         fix = "pip install torch==2.9.0 torch_npu==2.9.0 decorator"
         yield unless_used(facts, Finding("torch_npu.missing", f"{lacks} not installed", why, fix, Sureness.CERTAIN, _B, "Q6", {}))
-    elif npu.local.startswith("sim"):
+    elif npu and npu.local.startswith("sim"):
         why = "the simulated NPU of this harness must never stand beside real ones"
         what = f"torch_npu {npu.version} is the simulated NPU's stand-in"
         yield Finding("torch_npu.simulated", what, why, _PAIR, Sureness.CERTAIN, _B, "Q6", {})
-    elif torch.release[:3] != npu.release[:3]:
+    elif torch and npu and torch.release[:3] != npu.release[:3]:
         minor = torch.release[:2] == npu.release[:2]
         why = "seen then: import torch_npu fails, no device, operators not registered, undefined symbols"
         sure, degree = (Sureness.LIKELY, _D) if minor else (Sureness.CERTAIN, _B)
@@ -54,7 +57,7 @@ def check_torch(facts: HostFacts) -> Iterator[Finding]:
         why = "a CUDA build brings gigabytes that NPUs don't use, and code that asks torch.version.cuda takes its CUDA path"
         fix = f"pip install torch=={'.'.join(map(str, torch.release))} --index-url https://download.pytorch.org/whl/cpu"
         what = f"torch {torch.version} is a CUDA build"
-        yield Finding("torch.cuda", what, why, fix, Sureness.LIKELY, _D if facts.traces else _N, "Q12")
+        yield unless_used(facts, Finding("torch.cuda", what, why, fix, Sureness.LIKELY, _D if facts.traces else _N, "Q12"))
 
 
 def check_wheels(facts: HostFacts) -> Iterator[Finding]:
@@ -70,11 +73,12 @@ def check_wheels(facts: HostFacts) -> Iterator[Finding]:
             cells = _VLLM if name.startswith("vllm") else {} if name.startswith("torch") else None
             found = Finding("wheel.architecture", what, why, fix, Sureness.CERTAIN, _B, "Q12", cells)
             yield unless_used(facts, found) if name.startswith("torch") else found
-    cuda = [name for name in CUDA_ONLY if name in packages] if facts.traces else []
-    if cuda:
-        why = "; ".join(f"{name}: {CUDA_ONLY[name]}" for name in cuda)
-        what = f"CUDA-only or unsupported packages: {', '.join(cuda)}"
-        yield Finding("package.cuda_only", what, why, f"pip uninstall -y {' '.join(cuda)}", Sureness.LIKELY, _D, "暂不支持或未完全验证")
+    for id, table, degree in (("package.cuda_only", CUDA_ONLY, _D), ("package.unsupported", UNSUPPORTED, _N)):
+        cuda = [name for name in table if name in packages] if facts.traces else []
+        if cuda:
+            why = "; ".join(f"{name}: {table[name]}" for name in cuda)
+            what = f"{'CUDA-only' if degree is _D else 'unsupported'} packages: {', '.join(cuda)}"
+            yield Finding(id, what, why, f"pip uninstall -y {' '.join(cuda)}", Sureness.LIKELY, degree, "暂不支持或未完全验证")
     if "triton" in packages and "triton-ascend" in packages:
         why = "both install the module `triton`: the one that came last wins, and files of the other remain"
         fix = f"pip uninstall -y triton triton-ascend; pip install triton-ascend=={packages['triton-ascend'].version}"
@@ -104,12 +108,12 @@ def _pair(facts: HostFacts) -> Iterator[Finding]:
         fix = f"pip install vllm=={base} && pip install vllm-ascend=={plugin.version}"
         what = f"vllm {vllm.version} and vllm-ascend {plugin.version} are not a pair"
         yield Finding("vllm.pair", what, why, fix, Sureness.CERTAIN, _D, "Q4", _VLLM)
-    elif (vllm is None) != (plugin is None) and facts.traces:
-        has, lacks = ("vllm", "vllm-ascend") if vllm else ("vllm-ascend", "vllm")
+    elif facts.lacks("vllm") != facts.lacks("vllm-ascend") and facts.traces:
+        has, lacks = ("vllm", "vllm-ascend") if facts.lacks("vllm-ascend") else ("vllm-ascend", "vllm")
         why = "vLLM runs on an NPU only with its plugin, of the same release; `--infer_backend transformers` works without both"
         what = f"{has} is installed without {lacks}: no vLLM engine here, choose transformers meanwhile"
         yield Finding("vllm.half", what, why, both, Sureness.CERTAIN, _D, "Q11", _VLLM)
-    elif vllm is None:
+    elif facts.lacks("vllm"):
         why = "rollouts (GRPO, PPO) and `--infer_backend vllm` need it; `--infer_backend transformers` does not"
         what = "no vllm-ascend: transformers is the only engine here"
         yield Finding("vllm.none", what, why, both, Sureness.CERTAIN, _N, "Q11", _VLLM)
@@ -131,7 +135,9 @@ def _device_type(facts: HostFacts) -> Iterator[Finding]:
         fix = f"install the {str(series).upper()} build: pip install --force-reinstall --no-deps vllm-ascend=={version}"
         fix += " from the wheel or image for this chip"
         what = f"vllm-ascend is built for {said}, these chips are {str(series).upper()}"
-        yield Finding("vllm_ascend.device", what, why, fix, Sureness.CERTAIN, _D, "Q12", _VLLM)
+        known = built_for is not None or said.lower().strip("_").removeprefix("ascend").startswith("310")
+        sure, cells = (Sureness.CERTAIN, _VLLM) if known else (Sureness.POSSIBLE, None)
+        yield Finding("vllm_ascend.device", what, why, fix, sure, _D, "Q12", cells)
 
 
 def device_of(said: str) -> Hardware | None:
@@ -160,7 +166,9 @@ def check_pins(facts: HostFacts) -> Iterator[Finding]:
             why = "it was built and tested against another version: look here first when it fails to import or to load"
             what = f"{name} asks for {needed}{specifier}, found {found}"
             fix = f"pip install '{needed}{specifier}'"
-            yield Finding("pin.unmet", what, why, fix, Sureness.LIKELY, _D if facts.traces else _N, "Q6")
+            # vllm pins the torch of its CUDA build; its plugin, installed after it, brings the right one.
+            degree = _D if facts.traces and name != "vllm" else _N
+            yield Finding("pin.unmet", what, why, fix, Sureness.LIKELY, degree, "Q6")
 
 
 def _unmet(package: Package, packages: Mapping[str, Package]) -> Iterator[tuple[str, str, str]]:
@@ -179,7 +187,7 @@ def _unmet(package: Package, packages: Mapping[str, Package]) -> Iterator[tuple[
 def check_swift(facts: HostFacts) -> Iterator[Finding]:
     if facts.packages is None:
         return
-    if facts.package("ms-swift") is None:
+    if facts.lacks("ms-swift"):
         why = "it is what the matrix runs"
         yield Finding(
             "swift.missing", "ms-swift is not installed", why, "pip install ms-swift -U", Sureness.CERTAIN, _B, "本地环境安装", {}

@@ -51,11 +51,11 @@ def check_megatron(facts: HostFacts) -> Iterator[Finding]:
 def _companions(facts: HostFacts) -> Iterator[Finding]:
     if facts.packages is None:
         return
-    has = {"megatron": bool(facts.megatron), **{name: name in facts.packages for name in ("mindspeed", "mcore-bridge")}}
+    has = {"megatron": bool(facts.megatron), **{name: not facts.lacks(name) for name in ("mindspeed", "mcore-bridge")}}
     lacks = [name for name, there in has.items() if not there]
     asked = facts.command is not None and facts.command.program == "megatron"
     if not lacks:
-        if "triton-ascend" not in facts.packages:
+        if facts.lacks("triton-ascend"):
             why = "MindSpeed's Triton kernels, and Qwen3.5's linear attention on them, can't be imported"
             fix = "pip install triton-ascend==3.2.1 --extra-index-url=https://triton-ascend.osinfra.cn/pypi/simple"
             yield Finding("megatron.no_triton", "MindSpeed is installed without triton-ascend", why, fix, Sureness.LIKELY, _D, _INSTALL)
@@ -73,7 +73,7 @@ def _companions(facts: HostFacts) -> Iterator[Finding]:
 
 def check_strategies(facts: HostFacts) -> Iterator[Finding]:
     """FAQ Q2: what training strategies there are, and which suits the model."""
-    if facts.packages is not None and "deepspeed" not in facts.packages:
+    if facts.lacks("deepspeed"):
         asked = facts.command is not None and facts.command.value("deepspeed") is not None
         why = "--deepspeed zero2 and zero3 need it; DDP, FSDP and FSDP2 don't"
         yield Finding(
@@ -163,7 +163,7 @@ def check_command(facts: HostFacts) -> Iterator[Finding]:
             "Q4",
         )
     vllm = engine == "vllm" or (command.value("use_vllm") or "").lower() == "true" or command.subcommand == "rollout"
-    if vllm and facts.packages is not None and not (facts.package("vllm") and facts.package("vllm-ascend")):
+    if vllm and (facts.lacks("vllm") or facts.lacks("vllm-ascend")):
         yield Finding(
             "command.vllm",
             "the command needs vLLM, which is not installed with its Ascend plugin",

@@ -15,6 +15,19 @@ from packaging.version import InvalidVersion, Version
 from harness.model import Hardware, Word
 from harness.npu_smi_view import MachineView
 
+# Distributions that people also run from checkouts on PYTHONPATH, by the module that is then importable.
+MODULES: Mapping[str, str] = {
+    "ms-swift": "swift",
+    "torch": "torch",
+    "torch-npu": "torch_npu",
+    "vllm": "vllm",
+    "vllm-ascend": "vllm_ascend",
+    "deepspeed": "deepspeed",
+    "mindspeed": "mindspeed",
+    "mcore-bridge": "mcore_bridge",
+    "triton-ascend": "triton",
+}
+
 
 class Severity(Word):
     """How much of NPU work a finding stops."""
@@ -168,6 +181,7 @@ class HostFacts:
     cann: Cann = field(default_factory=Cann)
     libraries: tuple[str, ...] = ()  # CANN's libraries that LD_LIBRARY_PATH leads to
     packages: Mapping[str, Package] | None = None
+    modules: frozenset[str] = frozenset()  # those of MODULES that lie on the import path, installed or not
     vllm_ascend_device: str | None = None  # what vllm_ascend/_build_info.py says
     swift_patches: bool | None = None  # the installed ms-swift has its NPU patches
     foreign_swift: str = ""  # the other Python that PATH's swift is run by: then `packages` are its
@@ -200,6 +214,10 @@ class HostFacts:
 
     def package(self, name: str) -> Package | None:
         return (self.packages or {}).get(name)
+
+    def lacks(self, name: str) -> bool:
+        """Whether a distribution is neither installed nor importable from a checkout on PYTHONPATH; False where that isn't known."""
+        return self.packages is not None and name not in self.packages and MODULES.get(name, name) not in self.modules
 
     @property
     def usable(self) -> bool:

@@ -20,10 +20,11 @@ from harness.doctor_packages import (
     Installed,
     as_host,
     at,
-    foreign_swift,
+    importable,
     megatron_copies,
     site_folders,
     swift_has_patches,
+    swift_python,
     vllm_ascend_device,
 )
 from harness.launch import resolve_program
@@ -58,7 +59,7 @@ def gather(
     environment = os.environ if environment is None else environment
     traces = npu_traces(root)
     asked = {**environment, **(command.environment if command else {})}
-    foreign = foreign_swift() if root is None else ""
+    foreign = swift_python() if root is None else ""
     sites = site_folders(root, foreign)
     installed = Installed(sites)
     machine, listed = _ask_npu_smi(root, environment)
@@ -82,7 +83,8 @@ def gather(
         packages=installed.packages() if sites else None,
         vllm_ascend_device=vllm_ascend_device(installed),
         swift_patches=swift_has_patches(installed),
-        foreign_swift=foreign,
+        foreign_swift=foreign or "",
+        modules=importable(root, sites, asked.get("PYTHONPATH", "")),
         megatron=megatron_copies(root, sites, asked.get("PYTHONPATH", "")),
         probe=probe or _probe(root, environment, bool(traces)),
         **_network(root),

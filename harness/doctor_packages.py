@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlparse
 
 from packaging.utils import canonicalize_name
 
-from harness.doctor_facts import MegatronCopy, Package
+from harness.doctor_facts import MODULES, MegatronCopy, Package
 from harness.doctor_parse import built_for
 from harness.machine import SITE_PACKAGES, programs_path
 from harness.swift_parsers import swift_interpreter
@@ -33,8 +33,10 @@ def as_host(root: Path | None, path: Path) -> str:
     return str(path) if root is None or not path.is_relative_to(root) else f"/{path.relative_to(root)}"
 
 
-def site_folders(root: Path | None, interpreter: str = "") -> tuple[Path, ...]:
-    """Where packages are installed: of this Python, of another `interpreter`, or all there are under ROOT."""
+def site_folders(root: Path | None, interpreter: str | None = "") -> tuple[Path, ...]:
+    """Where packages are installed: of this Python, of another `interpreter` (None: unknown, so nowhere), or all there are under ROOT."""
+    if interpreter is None:
+        return ()
     if interpreter:
         return tuple(sorted(Path(interpreter).parent.parent.glob("lib/python3*/*-packages")))
     if root is None:
@@ -90,12 +92,22 @@ def swift_has_patches(installed: Installed) -> bool | None:
 def megatron_copies(root: Path | None, sites: Iterable[Path], python_path: str) -> tuple[MegatronCopy, ...]:
     """In the order of the import path: PYTHONPATH, then each site folder and what its .pth files and editable finders add."""
     places: dict[str, MegatronCopy] = {}
-    for folder in [*(at(root, entry) for entry in python_path.split(os.pathsep) if entry), *_with_added(root, sites)]:
+    for folder in import_path(root, sites, python_path):
         inside = folder / "megatron"
         if any((inside / name).exists() for name in ("core", "training", "__init__.py")):
             place = as_host(root, folder)
             places.setdefault(place, MegatronCopy(place, (inside / "__init__.py").exists()))
     return tuple(places.values())
+
+
+def importable(root: Path | None, sites: Iterable[Path], python_path: str) -> frozenset[str]:
+    """Which of MODULES lie on the import path. Found by their folders: importing a torch_npu may fail, or worse."""
+    folders = import_path(root, sites, python_path)
+    return frozenset(name for name in MODULES.values() if any((folder / name / "__init__.py").is_file() for folder in folders))
+
+
+def import_path(root: Path | None, sites: Iterable[Path], python_path: str) -> tuple[Path, ...]:
+    return (*(at(root, entry) for entry in python_path.split(os.pathsep) if entry), *_with_added(root, sites))
 
 
 def _with_added(root: Path | None, sites: Iterable[Path]) -> Iterator[Path]:
@@ -110,12 +122,14 @@ def _with_added(root: Path | None, sites: Iterable[Path]) -> Iterator[Path]:
                 yield at(root, found[1]).parent
 
 
-def foreign_swift() -> str:
-    """Whose Python PATH's `swift` is run by, where that is not this one; "" where it is, or can't be told."""
+def swift_python() -> str | None:
+    """The Python that PATH's `swift` is run by: "" for this one, or where there is no `swift`; None where it can't be told."""
     path = programs_path(None)
     program = shutil.which("swift", path=path)
-    named = swift_interpreter(program) if program else None
-    interpreter = shutil.which(named, path=path) if named else None
-    if interpreter is None or os.path.abspath(interpreter) == os.path.abspath(sys.executable):
+    if program is None:
         return ""
-    return interpreter
+    named = swift_interpreter(program)
+    interpreter = shutil.which(named, path=path) if named else None
+    if interpreter is None:
+        return None
+    return "" if os.path.abspath(interpreter) == os.path.abspath(sys.executable) else interpreter

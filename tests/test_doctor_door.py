@@ -62,6 +62,7 @@ def test_the_exit_code_says_how_bad_it_is(tmp_path: Path, capsys: pytest.Capture
     install(root, "vllm", "0.14.0")
     assert doctor(root) == 1
     (root / "dev/hisi_hdc").unlink()
+    (root / "usr/local/bin/python").unlink()
     assert doctor(root) == 5
     assert "doctor: 1 blocking NPU work, 1 degrading it, 1 worth knowing (exit 5)" in capsys.readouterr().out
 
@@ -133,6 +134,7 @@ OTHERS = {
     "nnal.missing": HostFacts("x86_64", "3.11", cann=Cann(home="/x"), packages={"vllm-ascend": Package("vllm-ascend", "0.18.0")}),
     "torch_npu.simulated": HostFacts("x86_64", "3.11", packages={n: Package(n, "2.9.0+sim") for n in ("torch", "torch-npu")}),
     "package.cuda_only": HostFacts("x86_64", "3.11", traces=("/dev/davinci0",), packages={"flash-attn": Package("flash-attn", "2.8")}),
+    "package.unsupported": HostFacts("x86_64", "3.11", traces=("/dev/davinci0",), packages={"bitsandbytes": Package("bitsandbytes", "1")}),
     "triton.two": HostFacts("x86_64", "3.11", packages={n: Package(n, "3.2.1") for n in ("triton", "triton-ascend")}),
     "swift.missing": HostFacts("x86_64", "3.11", packages={}),
     "swift.foreign": HostFacts("x86_64", "3.11", packages={}, foreign_swift="/opt/other/bin/python"),
@@ -148,6 +150,20 @@ OTHERS = {
 @pytest.mark.parametrize("id", OTHERS)
 def test_what_no_faq_item_asks_is_found_too(id: str) -> None:
     assert id in {finding.id for finding in examine(OTHERS[id], MATRIX.stacks)}
+
+
+def test_a_checkout_on_the_import_path_is_not_missing(tmp_path: Path) -> None:
+    root = healthy(tmp_path / "root")
+    for name in ("mindspeed", "mcore_bridge", "ms_swift", "deepspeed", "vllm", "vllm_ascend"):
+        remove(root, name)
+    missing = {f.id for f in examine(gather(root, environment=SOURCED, architecture="aarch64"), {})}
+    assert missing >= {"megatron.parts", "swift.missing", "deepspeed.missing"}
+    write(root / "opt/bridge/src/mcore_bridge/__init__.py")
+    for module in ("MindSpeed/mindspeed", *(f"ms-swift/{name}" for name in ("swift", "deepspeed", "vllm", "vllm_ascend"))):
+        write(root / "opt" / module / "__init__.py")
+    path = "/opt/Megatron-LM:/opt/MindSpeed:/opt/bridge/src:/opt/ms-swift"
+    facts = gather(root, environment={**SOURCED, "PYTHONPATH": path}, architecture="aarch64")
+    assert examine(facts, {}) == ()
 
 
 def test_in_a_container_what_is_missing_is_to_be_mounted() -> None:

@@ -52,6 +52,11 @@ def found(root: Path, *, command: str = "", model: Path | None = None, **environ
     return examine(gather(root, environment=settings, model=model, command=asked, architecture="aarch64"), MATRIX.stacks)
 
 
+def no_probe(root: Path) -> None:
+    """Without a python nobody tries npu:0, which would outrank what the fault lets conclude."""
+    (root / "usr/local/bin/python").unlink()
+
+
 Plant = Callable[[Path], object]
 
 
@@ -83,12 +88,12 @@ FAULTS = (
     Fault("Q4", "sglang.installed", NOTE, "sglang 0.5.1", lambda root: install(root, "sglang", "0.5.1")),
     Fault("Q4", "command.sglang", BLOCKS, "sglang", command="swift deploy --model x --infer_backend sglang"),
     Fault("Q5", "cann.not_sourced", BLOCKS, "ASCEND_HOME_PATH isn't set",
-          lambda root: (root / "usr/local/bin/python").unlink(), environment={"ASCEND_HOME_PATH": None, "LD_LIBRARY_PATH": None}),
+          lambda root: no_probe(root), environment={"ASCEND_HOME_PATH": None, "LD_LIBRARY_PATH": None}),
     Fault("Q5", "cann.not_sourced", BLOCKS, "LD_LIBRARY_PATH leads to no libascendcl.so",
-          lambda root: (root / "usr/local/bin/python").unlink(), environment={"LD_LIBRARY_PATH": "/usr/lib"}),
+          lambda root: no_probe(root), environment={"LD_LIBRARY_PATH": "/usr/lib"}),
     Fault("Q5", "nnal.not_sourced", DEGRADES, "ATB_HOME_PATH", environment={"ATB_HOME_PATH": None}),
     Fault("Q6", "torch.pair", BLOCKS, "torch 2.8.0 and torch_npu 2.9.0",
-          lambda root: [install(root, "torch", "2.8.0"), (root / "usr/local/bin/python").unlink()]),
+          lambda root: [install(root, "torch", "2.8.0"), no_probe(root)]),
     Fault("Q6", "pin.unmet", DEGRADES, "triton-ascend asks for torch==2.7.1",
           lambda root: install(root, "triton_ascend", "3.2.1", requires=["torch==2.7.1", "pandas==99; python_version < '3'"])),
     Fault("Q7", "nproc.too_many", BLOCKS, "NPROC_PER_NODE=4", environment={"ASCEND_RT_VISIBLE_DEVICES": "0,1", "NPROC_PER_NODE": "4"}),
@@ -112,10 +117,11 @@ FAULTS = (
     Fault("Q9", "hccl.address", BLOCKS, "no address of this host", environment={"HCCL_IF_IP": "10.0.0.8"}),
     Fault("Q9", "hccl.value", DEGRADES, "HCCL_CONNECT_TIMEOUT=60", environment={"HCCL_CONNECT_TIMEOUT": "60"}),
     Fault("Q9", "hccl.misspelt", NOTE, "HCCL_CONNECT_TIMEOUT misspelt", environment={"HCCL_CONNECT_TIMEOT": "600"}),
-    Fault("Q10", "device.manager_missing", BLOCKS, "/dev/hisi_hdc", lambda root: (root / "dev/hisi_hdc").unlink()),
-    Fault("Q10", "device.none", BLOCKS, "/dev/davinci0", lambda root: [path.unlink() for path in (root / "dev").glob("davinci[0-9]*")]),
+    Fault("Q10", "device.manager_missing", BLOCKS, "/dev/hisi_hdc", lambda root: [(root / "dev/hisi_hdc").unlink(), no_probe(root)]),
+    Fault("Q10", "device.none", BLOCKS, "/dev/davinci0",
+          lambda root: [no_probe(root), *(path.unlink() for path in (root / "dev").glob("davinci[0-9]*"))]),
     Fault("Q10", "mount.missing", DEGRADES, "/etc/ascend_install.info",
-          lambda root: [write(root / ".dockerenv"), (root / "etc/ascend_install.info").unlink()]),
+          lambda root: [write(root / ".dockerenv"), (root / "etc/ascend_install.info").unlink(), no_probe(root)]),
     Fault("Q10", "npu_smi.missing", BLOCKS, "no npu-smi", lambda root: (root / "usr/local/sbin/npu-smi").unlink()),
     Fault("Q10", "npu_smi.fails", BLOCKS, "-8005", lambda root: smi(root, "dcmi module initialize failed. ret is -8005\n")),
     Fault("Q11", "vllm.half", DEGRADES, "choose transformers", lambda root: remove(root, "vllm_ascend")),
@@ -129,9 +135,9 @@ FAULTS = (
     Fault("Q12", "wheel.architecture", BLOCKS, "wheel for x86_64",
           lambda root: install(root, "vllm_ascend", "0.18.0", tag="cp311-cp311-manylinux_2_28_x86_64")),
     Fault("Q12", "nnal.abi", DEGRADES, "ABI 0", environment={"ATB_HOME_PATH": ATB.replace("cxx_abi_1", "cxx_abi_0")}),
-    Fault("Q12", "torch.cuda", DEGRADES, "CUDA build", lambda root: install(root, "torch", "2.9.0+cu128")),
+    Fault("Q12", "torch.cuda", DEGRADES, "CUDA build", lambda root: [install(root, "torch", "2.9.0+cu128"), no_probe(root)]),
     Fault("Q12", "cann.kernels", BLOCKS, "ascend910_93",
-          lambda root: [(root / KERNELS / "ascend910b").rename(root / KERNELS / "ascend910_93"), (root / "usr/local/bin/python").unlink()]),
+          lambda root: [(root / KERNELS / "ascend910b").rename(root / KERNELS / "ascend910_93"), no_probe(root)]),
     Fault("Q13", "model.fp8", BLOCKS, "no quantization_config", tensors={"F8_E4M3": 90, "BF16": 10}, config=BF16),
     Fault("Q13", "model.fp8", BLOCKS, "F8_E4M3 90%", tensors={"F8_E4M3": 90, "BF16": 10},
           config={"quantization_config": {"quant_method": "fp8"}}),
