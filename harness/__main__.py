@@ -1,6 +1,6 @@
 """python -m harness list | show CELL | report | import DIR | doctor: what is declared, what to paste, the tables, other hosts' evidence.
 
-`list` and `show` run nothing. Exit codes: 0 done, 1 a check found differences, 2 wrong usage, 3 matrix.yaml, 4 evidence, 5 this host.
+`list` and `show` run nothing. Exit codes: 0 done, 1 a check found something, 2 wrong usage, 3 matrix.yaml, 4 evidence, 5 this host.
 """
 
 from __future__ import annotations
