@@ -174,7 +174,6 @@ class HostFacts:
     traces: tuple[str, ...] = ()
     npu_smi: bool = False
     machine: MachineView = field(default_factory=MachineView)
-    driver: bool = False
     driver_version: str | None = None
     mounted: Mapping[str, bool] = field(default_factory=dict)
     place: Place = Place.HOST

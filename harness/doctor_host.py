@@ -74,7 +74,6 @@ def gather(
         traces=tuple(as_host(root, Path(trace)) if trace.startswith("/") else trace for trace in traces),
         npu_smi=listed,
         machine=machine,
-        driver=at(root, f"{_ASCEND}/driver").exists(),
         driver_version=parse.version_in(_text(at(root, f"{_ASCEND}/driver/version.info"))),
         mounted={path: at(root, path).exists() for path in MOUNTS},
         place=_place(root),
