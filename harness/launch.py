@@ -283,10 +283,11 @@ class _Flight:
     def _report(self, child: Supervised, band: Band, ended_by: str) -> Run:
         self.ended = time.monotonic()
         # multiprocessing's resource tracker and the like end by themselves a moment after their parent: no leftovers.
-        while band.alive() and time.monotonic() - self.ended < _SETTLE_S:
+        while (left := band.alive()) and time.monotonic() - self.ended < _SETTLE_S:
             time.sleep(0.05)
-        self.leftovers = [str(p) + ("" if p.group == child.pid else ", left its process group") for p in band.alive()]
-        self.notes += [f"{process} could not be killed" for process in band.kill()]
+        self.leftovers = [str(p) + ("" if p.group == child.pid else ", left its process group") for p in left]
+        if left:
+            self.notes += [f"{process} could not be killed" for process in band.kill()]
         if self.attendant is not None:
             self.attendant.join(_ATTENDANT_S)
             if self.attendant.is_alive():

@@ -1,7 +1,8 @@
-"""Forty cells of 1, 2, 4 and 8 devices on eight devices that aren't there, with the real pool, leases and launcher; and two harnesses at once."""
+"""Forty cells of 1, 2, 4 and 8 devices on eight that aren't there, with the real pool, leases and launcher; and two harnesses at once."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from fakes.rehearsal import npu_smi_info
-from fakes.sleepers import DEVICES, Place, bound_s, sleepers
+from fakes.sleepers import DEVICES, EACH_OF_SEVERAL, WIDTHS, Place, bound_s, sleepers
 
 from harness.leases import Want
 from harness.packing import Load
@@ -26,7 +27,7 @@ def place(tmp_path: Path) -> Place:
     return Place.under(tmp_path / "place", npu_smi_info())
 
 
-def a_harness(place: Place, seed: int, patience_s: float = 2.0) -> subprocess.Popen[bytes]:
+def a_harness(place: Place, seed: int, patience_s: float = 1.0) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "fakes.sleepers", str(place.folder), str(seed), str(patience_s)]
     above = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": above}, start_new_session=True)
@@ -46,23 +47,25 @@ def used_by(place: Place) -> list[tuple[float, float, int]]:
     return [(began[r["cell"]], r["at"], one) for r in place.records() if r["what"] == "end" for one in r["ids"]]
 
 
-@pytest.mark.parametrize(("seed", "known"), [(1, True), (2, False)], ids=["times-known", "times-unknown"])
-def test_forty_cells_end_soon_after_the_shortest_time_possible_and_never_overlap(place: Place, seed: int, known: bool) -> None:
-    cells = sleepers(seed)
+@pytest.mark.parametrize(("seed", "known", "scale"), [(1, True, 1.0), (2, False, 0.5)], ids=["times-known", "times-unknown-and-halved"])
+def test_forty_cells_end_soon_after_the_shortest_time_possible_and_never_overlap(
+    place: Place, seed: int, known: bool, scale: float
+) -> None:
+    cells = sleepers(seed, scale=scale)
     began = time.monotonic()
     place.run_all(cells, known=known)
     took_s = time.monotonic() - began
     assert place.ended() == {one.key for one in cells}
     assert place.overlaps() == []
     uses = sorted(used_by(place), key=lambda use: (use[2], use[0]))
-    for (_, end, one), (start, _, other) in zip(uses, uses[1:], strict=False):
+    for (_, end, one), (start, _, other) in itertools.pairwise(uses):
         assert one != other or end <= start
     assert {len(record["ids"]) for record in place.records()} == {1, 2, 4, 8}
     assert took_s <= 1.10 * bound_s(cells) + 2.0, f"{took_s:.1f} s, at best {bound_s(cells):.1f} s"
 
 
 def test_cells_that_run_at_once_have_ports_of_their_own(place: Place) -> None:
-    cells = sleepers(3, 4, widths=(1,))
+    cells = sleepers(3, 4, widths=(1,), scale=0.3)
     place.run_all(cells, known=True)
     starts = [record for record in place.records() if record["what"] == "start"]
     ends = {record["cell"]: record["at"] for record in place.records() if record["what"] == "end"}
@@ -75,7 +78,7 @@ def test_two_harnesses_never_overlap_nor_starve_each_other(place: Place) -> None
     both = [a_harness(place, seed) for seed in (11, 12)]
     assert [one.wait(LIMIT_S) for one in both] == [0, 0]
     assert place.overlaps() == []
-    assert len(place.ended()) == 2 * 3 * 4
+    assert len(place.ended()) == 2 * EACH_OF_SEVERAL * len(WIDTHS)
 
 
 def test_what_a_killed_harness_left_running_is_never_overlapped(place: Place) -> None:
@@ -87,7 +90,7 @@ def test_what_a_killed_harness_left_running_is_never_overlapped(place: Place) ->
     assert [one.wait(LIMIT_S) for one in (other, third)] == [0, 0]
     killed.wait(LIMIT_S)
     assert place.overlaps() == []
-    assert {one.key for seed in (22, 23) for one in sleepers(seed, 3)} <= place.ended()
+    assert {one.key for seed in (22, 23) for one in sleepers(seed, EACH_OF_SEVERAL)} <= place.ended()
 
 
 def test_the_devices_of_a_killed_harness_are_free_only_when_its_run_is_gone(place: Place) -> None:

@@ -61,7 +61,8 @@ NARROW = Load("narrow", 1, 10.0)
         (9, 2, [Busy(6, None)], False, True),
     ],
     ids=[
-        "both-fit", "over-before", "guessed-only", "not-over-before", "nobody-knows-when", "overdue", "beside-it-later", "never-fits-anyway",
+        "both-fit", "over-before", "guessed-only", "not-over-before", "nobody-knows-when", "overdue", "beside-it-later",
+        "never-fits-anyway",
     ],
 )  # fmt: skip
 def test_backfill_never_delays_who_has_waited(head_width: int, free: int, busy: list[Busy], known: bool, starts: bool) -> None:

@@ -29,6 +29,8 @@ from harness.pool import Job, Pool
 DEVICES = 8
 WIDTHS = (1, 2, 4, 8)
 EACH = 10
+# What one harness of several has to do.
+EACH_OF_SEVERAL, SCALE_OF_SEVERAL = 3, 0.4
 
 _SWIFT = """#!{python} -ES
 import fcntl, json, os, sys, time
@@ -58,10 +60,11 @@ class Sleeper:
     seconds: float
 
 
-def sleepers(seed: int, each: int = EACH, widths: Sequence[int] = WIDTHS) -> tuple[Sleeper, ...]:
-    """`each` cells of every width, of 0.5 to 4 seconds, in a random order."""
+def sleepers(seed: int, each: int = EACH, widths: Sequence[int] = WIDTHS, scale: float = 1.0) -> tuple[Sleeper, ...]:
+    """`each` cells of every width, of 0.5 to 4 seconds (times `scale`), in a random order."""
     chance = random.Random(seed)
-    made = [Sleeper(f"seed{seed}-{width}wide-{n}", width, round(chance.uniform(0.5, 4), 3)) for width in widths for n in range(each)]
+    names = [(f"seed{seed}-{width}wide-{n}", width) for width in widths for n in range(each)]
+    made = [Sleeper(name, width, round(scale * chance.uniform(0.5, 4), 3)) for name, width in names]
     chance.shuffle(made)
     return tuple(made)
 
@@ -143,4 +146,5 @@ class Place:
 
 
 if __name__ == "__main__":
-    Place(Path(sys.argv[1])).run_all(sleepers(int(sys.argv[2]), 3), known=True, patience_s=float(sys.argv[3]))
+    mine = sleepers(int(sys.argv[2]), EACH_OF_SEVERAL, scale=SCALE_OF_SEVERAL)
+    Place(Path(sys.argv[1])).run_all(mine, known=True, patience_s=float(sys.argv[3]))
