@@ -1,6 +1,6 @@
-"""python -m harness list | show CELL | report | import DIR: what is declared, what to paste, the tables, other hosts' evidence.
+"""python -m harness list | show CELL | report | import DIR | doctor: what is declared, what to paste, the tables, other hosts' evidence.
 
-`list` and `show` run nothing. Exit codes: 0 done, 1 a check found differences, 2 wrong usage, 3 matrix.yaml, 4 evidence, 5 this host.
+`list` and `show` run nothing. Exit codes: 0 done, 1 a check found something, 2 wrong usage, 3 matrix.yaml, 4 evidence, 5 this host.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 from harness import report
 from harness.commands import PRELUDE, NotBuilt, documented_commands, shell_line
+from harness.door_doctor import add_doctor
+from harness.door_machine import add_machine
 from harness.errors import EvidenceError, HarnessError, did_you_mean
 from harness.model import Cell, Hardware, Matrix, Weights
 from harness.rules import applicable_stages, proof_gap, required_stages, rule_for
@@ -23,6 +25,8 @@ from harness.session import open_store, parse_day, read_matrix
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
+        if hasattr(args, "apart"):  # a command about hosts, which needs no matrix.yaml
+            return int(args.apart(args))
         matrix = read_matrix(args.matrix or args.root / "matrix.yaml")
         return int(args.run(args, matrix))
     except HarnessError as error:
@@ -50,7 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     imported = commands.add_parser("import", help="merge the evidence of another host")
     imported.add_argument("dir", type=Path)
     imported.set_defaults(run=_import)
-    for command in (listed, shown, reported, imported):
+    add_machine(commands)
+    examined = commands.add_parser("doctor", help="what keeps this host from NPU work, and what mends it")
+    add_doctor(examined)
+    for command in (listed, shown, reported, imported, examined):
         command.add_argument("--json", action="store_true", help="for machines")
         command.add_argument("--root", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         command.add_argument("--matrix", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -127,6 +127,7 @@ class Bench:
         """Checkpoints that never came are named where they would lie: only a rehearsal gets that far."""
         first = asked_saves(self.weights)[0]
         trained = self.work / "train"
+        ports = self.host.ports
         return commands.Places(
             work=str(self.work),
             model=self.model,
@@ -134,8 +135,9 @@ class Bench:
             queries=self.inputs,
             plugin=str(PLUGIN),
             visible_devices=self.host.devices_for(self.cell, self.weights),
-            port=free_port(),
-            master_port=free_port(),
+            port=ports.serve if ports else free_port(),
+            master_port=ports.master if ports else free_port(),
+            hccl_port=ports.hccl if ports else 0,
             checkpoint=str(self.checkpoint() or trained / "checkpoint"),
             resume_from=str(artifacts.checkpoint_at(trained, first) or trained / f"checkpoint-{first}"),
             merged=str(self.work / "merged"),

@@ -49,7 +49,7 @@ def ranks(cell: Cell, places: Places) -> int:
 
 def train_env(cell: Cell, places: Places, hardware: Hardware, weights: Weights) -> dict[str, str]:
     """The environment of a training process: ASCEND_RT_VISIBLE_DEVICES and NPROC_PER_NODE always name the same number."""
-    env = _environment(cell, places.visible_devices, hardware, weights)
+    env = _environment(cell, places, places.visible_devices, hardware, weights)
     count = ranks(cell, places)
     if count > 1:
         if cell.strategy is not Strategy.FSDP1:
@@ -60,7 +60,7 @@ def train_env(cell: Cell, places: Places, hardware: Hardware, weights: Weights) 
 
 def single_env(cell: Cell, places: Places, hardware: Hardware, weights: Weights) -> dict[str, str]:
     """The environment of an export, inference or serving process, which is one process on as few devices as hold the model."""
-    return _environment(cell, places.visible_devices[: _devices_to_hold(cell, weights)], hardware, weights)
+    return _environment(cell, places, places.visible_devices[: _devices_to_hold(cell, weights)], hardware, weights)
 
 
 def documented_train_env(cell: Cell) -> dict[str, str]:
@@ -97,12 +97,14 @@ def _devices_to_hold(cell: Cell, weights: Weights) -> int:
     return max(1, math.ceil((cell.model.params_b or 0.0) / BILLIONS_AN_NPU))
 
 
-def _environment(cell: Cell, devices: tuple[int, ...], hardware: Hardware, weights: Weights) -> dict[str, str]:
+def _environment(cell: Cell, places: Places, devices: tuple[int, ...], hardware: Hardware, weights: Weights) -> dict[str, str]:
     env: dict[str, str] = {}
     if hardware is not Hardware.CPU:
         if not devices:
             raise HarnessError(f"{cell.id} on {hardware}", "no device was lent to it.", "Give Places.visible_devices.")
         env["ASCEND_RT_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+    if hardware.is_npu and len(devices) > 1 and places.hccl_port:
+        env["HCCL_IF_BASE_PORT"] = str(places.hccl_port)
     if weights is Weights.TINY:
         env |= OFFLINE
     if hardware in (Hardware.CPU, Hardware.SIM):

@@ -35,7 +35,8 @@ class Places:
 
     `datasets`: kind (sft, pt, dpo, kto, grpo, embedding, seq_cls, reranker, val) to file. `queries`: the user turns of `val`, one line
     each, for the interactive form. `checkpoint`: what training left (an adapter, or full weights). `resume_from`: the earlier checkpoint
-    that resume starts from. `visible_devices` is empty on a plain cpu. `plugin` empty: the command runs unwitnessed.
+    that resume starts from. `visible_devices` is empty on a plain cpu. `hccl_port`: the first of the ports that HCCL takes on the host; 0
+    leaves it HCCL's own. `plugin` empty: the command runs unwitnessed.
     """
 
     work: str
@@ -47,6 +48,7 @@ class Places:
     visible_devices: tuple[int, ...] = ()
     port: int = 8000
     master_port: int = 29500
+    hccl_port: int = 0
     checkpoint: str = ""
     resume_from: str = ""
     merged: str = ""
@@ -144,6 +146,7 @@ ENV_BECAUSE: Mapping[str, str] = {
     "ASCEND_RT_VISIBLE_DEVICES": "the devices lent to this run",
     "NPROC_PER_NODE": "one process for each device lent to this run",
     "MASTER_PORT": "a free port, so that runs side by side don't meet",
+    "HCCL_IF_BASE_PORT": "a block of free ports, so that runs side by side don't meet",
     "NPU_MATRIX_CONTROL": "negative control: a correct resume check must fail on it",
     "OMP_NUM_THREADS": "one thread, so that sums are taken in the same order in every run",
     "USE_MCORE_GDN": "an option of this cell",

@@ -108,7 +108,7 @@ def stack_name(versions: Mapping[str, str], stacks: Mapping[str, Stack]) -> str:
     known = {canonicalize_name(name): version for name, version in versions.items()}
 
     def is_met(stack: Stack) -> bool:
-        return bool(stack.requires) and all(_meets(known.get(canonicalize_name(n)), spec) for n, spec in stack.requires.items())
+        return bool(stack.requires) and all(meets(known.get(canonicalize_name(n)), spec) for n, spec in stack.requires.items())
 
     met = [stack for stack in stacks.values() if is_met(stack)]
     if met:
@@ -116,7 +116,8 @@ def stack_name(versions: Mapping[str, str], stacks: Mapping[str, Stack]) -> str:
     return "undeclared-" + hashlib.sha256(_canonical(dict(versions)).encode()).hexdigest()[:8]
 
 
-def _meets(version: str | None, specifier: str) -> bool:
+def meets(version: str | None, specifier: str) -> bool:
+    """Whether a version is one that a stack's specifier asks for; a simulated one (+sim) never is, nor is None."""
     try:
         found = Version(version or "")
         return "sim" not in (found.local or "") and SpecifierSet(specifier).contains(found, prereleases=True)

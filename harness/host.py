@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.commands_devices import tiny_devices
 from harness.errors import HarnessError, HostError
+from harness.leases import Lease
 from harness.model import Cell, Hardware, Model, Strategy, Weights
+from harness.ports import Ports
 
 # What a rehearsal keeps lies in this folder of its ROOT: a name that no program or device tree has.
 REHEARSAL_STORE = "npu-matrix-rehearsal"
@@ -33,7 +35,10 @@ class HostRequest:
 
 @dataclass(frozen=True)
 class Host:
-    """Where cells run. `runs` is a new folder of this harness run's own; `search_path` is where programs are looked up."""
+    """Where cells run. `runs` is a new folder of this harness run's own; `search_path` is where programs are looked up.
+
+    `ports` are None until a cell has a lease: see `lent`.
+    """
 
     hardware: Hardware
     weights: str
@@ -47,6 +52,11 @@ class Host:
     deadline_scale: float
     swift_cli_dir: str = "swift/cli"
     launcher: str = "cli"
+    ports: Ports | None = None
+
+    def lent(self, lease: Lease) -> Host:
+        """This host as the cell that has `lease` sees it."""
+        return replace(self, npu_ids=lease.device_ids, ports=lease.ports)
 
     def weights_for(self, model: Model) -> Weights:
         """`auto` means real weights on an NPU where the revision is pinned and the number of devices known, tiny everywhere else."""
@@ -56,16 +66,16 @@ class Host:
         return Weights.REAL if self.hardware.is_npu and known else Weights.TINY
 
     def devices_for(self, cell: Cell, weights: Weights) -> tuple[int, ...]:
-        """The NPU ids a cell gets: what a tiny run needs, else the documented number, else the model's, else one or all."""
-        if not self.npu_ids:
-            return ()
+        """The ids of the NPUs, simulated ones included, that a cell sees; () on a plain cpu."""
+        return self.npu_ids[: self.width_of(cell, weights)]
+
+    def width_of(self, cell: Cell, weights: Weights) -> int:
+        """How many NPUs, or ranks off NPUs, a cell takes: as a tiny run needs, else the documented number, the model's, one or all."""
         if weights is Weights.TINY:
-            count = tiny_devices(cell)
-        elif cell.strategy is Strategy.SINGLE:
-            count = 1
-        else:
-            count = cell.devices or cell.model.devices.get(self.hardware) or len(self.npu_ids)
-        return self.npu_ids[:count]
+            return tiny_devices(cell)
+        if cell.strategy is Strategy.SINGLE:
+            return 1
+        return cell.devices or cell.model.devices.get(self.hardware) or len(self.npu_ids)
 
 
 def rehearsal_root(text: str, repository: Path) -> Path:

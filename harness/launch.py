@@ -79,6 +79,7 @@ def launch(
     grace_s: float = 10.0,
     log_limit_mib: int = 512,
     spawn: Spawn = start_process,
+    inherit: tuple[int, ...] = (),
 ) -> Run:
     """Run `step.command` in folder `work` until it ends, its deadline passes, or `attend` (for a server) has returned.
 
@@ -88,12 +89,13 @@ def launch(
     A log beyond `log_limit_mib` is a chatty hang: it would fill the disk long before the deadline. The witness folder, by default
     `work/witness`, is created. A program that is not there, or can't be executed, is a Run with `ended_by="not started"`.
     `spawn` makes the process; the time that it takes to return counts neither as duration nor against the deadline.
+    `inherit`: descriptors that the run keeps open as long as anything of it lives, so that locks outlive a killed harness.
     """
     witness_dir = (witness_dir or work / "witness").absolute()
     witness_dir.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
     added = _added_environment(step, nonce, witness_dir, hardware, threads, base_env)
-    flight = _Flight(step, nonce, work.absolute(), added, grace_s, log_limit_mib, spawn)
+    flight = _Flight(step, nonce, work.absolute(), added, grace_s, log_limit_mib, spawn, inherit)
     inherited = {name: value for name, value in base_env.items() if not _is_foreign(name, hardware)}
     with owned(work, nonce):
         return flight.fly(search_path, inherited, attend, stop)
@@ -119,8 +121,18 @@ def _is_foreign(variable: str, hardware: Hardware) -> bool:
 class _Flight:
     """The mutable state of one launch."""
 
-    def __init__(self, step: Step, nonce: str, work: Path, added: dict[str, str], grace_s: float, log_limit_mib: int, spawn: Spawn) -> None:
-        self.step, self.nonce, self.work, self.added, self.spawn = step, nonce, work, added, spawn
+    def __init__(
+        self,
+        step: Step,
+        nonce: str,
+        work: Path,
+        added: dict[str, str],
+        grace_s: float,
+        log_limit_mib: int,
+        spawn: Spawn,
+        inherit: tuple[int, ...],
+    ) -> None:
+        self.step, self.nonce, self.work, self.added, self.spawn, self.inherit = step, nonce, work, added, spawn, inherit
         self.grace_s, self.log_limit_bytes = grace_s, log_limit_mib * 2**20
         self.log_path = work / f"{step.name}.log"
         self.notes: list[str] = []
@@ -170,7 +182,7 @@ class _Flight:
         reads, writes = (os.open(os.devnull, os.O_RDONLY), -1) if command.stdin is None else os.pipe()
         try:
             with self.log_path.open("wb") as log:
-                child = self.spawn(Start(program, command.args, env, self.work, reads, log.fileno()))
+                child = self.spawn(Start(program, command.args, env, self.work, reads, log.fileno(), self.inherit))
         except BaseException:
             if writes != -1:
                 os.close(writes)
@@ -271,10 +283,11 @@ class _Flight:
     def _report(self, child: Supervised, band: Band, ended_by: str) -> Run:
         self.ended = time.monotonic()
         # multiprocessing's resource tracker and the like end by themselves a moment after their parent: no leftovers.
-        while band.alive() and time.monotonic() - self.ended < _SETTLE_S:
+        while (left := band.alive()) and time.monotonic() - self.ended < _SETTLE_S:
             time.sleep(0.05)
-        self.leftovers = [str(p) + ("" if p.group == child.pid else ", left its process group") for p in band.alive()]
-        self.notes += [f"{process} could not be killed" for process in band.kill()]
+        self.leftovers = [str(p) + ("" if p.group == child.pid else ", left its process group") for p in left]
+        if left:
+            self.notes += [f"{process} could not be killed" for process in band.kill()]
         if self.attendant is not None:
             self.attendant.join(_ATTENDANT_S)
             if self.attendant.is_alive():

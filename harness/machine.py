@@ -21,11 +21,13 @@ from pathlib import Path
 from harness.errors import HostError
 from harness.launch import resolve_program
 from harness.model import Hardware
-from harness.npu_smi import Chip, parse_npu_smi, series_of
+from harness.npu_smi import parse
+from harness.npu_smi_series import series_of
+from harness.npu_smi_view import Npu
 from harness.sim.build import can_build
 
 _BINARIES = ("usr/local/sbin", "usr/local/bin", "usr/bin", "bin")
-_SITE_PACKAGES = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages", "opt/*/lib/python3*/site-packages")
+SITE_PACKAGES = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages", "opt/*/lib/python3*/site-packages")
 # As many as a host has; a cell sees those that its plan names.
 SIMULATED_IDS = tuple(range(8))
 _NPU_SMI_S, _PROBE_S = 60, 300
@@ -43,7 +45,7 @@ class Usable:
     ids: tuple[int, ...]
     series: Hardware | None
     because: str
-    chips: tuple[Chip, ...] = ()
+    chips: tuple[Npu, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def _torch_npu_version(root: Path | None) -> str | None:
             return importlib.metadata.version("torch_npu")
         except importlib.metadata.PackageNotFoundError:
             return None
-    infos = (info for places in _SITE_PACKAGES for info in root.glob(f"{places}/torch_npu-*.dist-info"))
+    infos = (info for places in SITE_PACKAGES for info in root.glob(f"{places}/torch_npu-*.dist-info"))
     return next((info.name.removeprefix("torch_npu-").removesuffix(".dist-info") for info in infos), None)
 
 
@@ -98,29 +100,34 @@ def npu_usable(root: Path | None = None, *, probe: Sequence[str] | None = None, 
     npu_smi = resolve_program("npu-smi", programs_path(root)) or resolve_program("npu-smi", programs_path(root or Path("/")))
     if npu_smi is None:
         return Usable((), None, "there is no npu-smi to list chips")
-    text, fault = _output([str(npu_smi), "info"], environment, root, _NPU_SMI_S)
-    listing = parse_npu_smi(text)
-    if fault or not listing.chips:
-        said = fault or "; ".join(listing.faults) or f"no chip in {text.strip()[:200]!r}"
+    text, fault = output_of([str(npu_smi), "info"], environment, root, _NPU_SMI_S)
+    listing = parse(text)
+    chips = listing.devices
+    if fault or not chips:
+        said = fault or listing.error or f"no chip in {text.strip()[:200]!r}"
         return Usable((), None, f"npu-smi info lists nothing: {said}")
-    series = series_of(listing.chips)
-    healthy = tuple(chip.index for chip in listing.chips if chip.healthy)
+    series = series_of(chips)
+    healthy = tuple(index for index, chip in enumerate(chips) if chip.healthy)
     if not healthy:
-        states = ", ".join(f"NPU {chip.npu} {chip.health}" for chip in listing.chips)
-        return Usable((), series, f"no chip is healthy: {states}", listing.chips)
+        states = ", ".join(f"NPU {chip.npu_id} {chip.health}" for chip in chips)
+        return Usable((), series, f"no chip is healthy: {states}", chips)
     ids = _visible(healthy, environment.get("ASCEND_RT_VISIBLE_DEVICES", ""))
     if not ids:
-        return Usable((), series, "ASCEND_RT_VISIBLE_DEVICES names no healthy chip", listing.chips)
-    names = ", ".join(sorted({chip.name for chip in listing.chips}))
-    listed = f"{len(ids)} healthy of {len(listing.chips)} listed ({names})"
+        return Usable((), series, "ASCEND_RT_VISIBLE_DEVICES names no healthy chip", chips)
+    names = _names(chips)
+    listed = f"{len(ids)} healthy of {len(chips)} listed ({names})"
     command = probe or _default_probe(root)
     if command is None:
-        return Usable(ids, series, f"{listed}; no tensor was made, since there is no python under the rehearsal's ROOT", listing.chips)
-    said, fault = _output(command, {**environment, "ASCEND_RT_VISIBLE_DEVICES": str(ids[0])}, root, _PROBE_S)
+        return Usable(ids, series, f"{listed}; no tensor was made, since there is no python under the rehearsal's ROOT", chips)
+    said, fault = output_of(command, {**environment, "ASCEND_RT_VISIBLE_DEVICES": str(ids[0])}, root, _PROBE_S)
     if fault:
         last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
-        return Usable((), series, f"no tensor could be made on npu:0: {fault}: {last.strip()[:300]}", listing.chips)
-    return Usable(ids, series, f"{listed}, and npu:0 made a tensor", listing.chips)
+        return Usable((), series, f"no tensor could be made on npu:0: {fault}: {last.strip()[:300]}", chips)
+    return Usable(ids, series, f"{listed}, and npu:0 made a tensor", chips)
+
+
+def _names(chips: Sequence[Npu]) -> str:
+    return ", ".join(sorted({chip.name or "unnamed" for chip in chips}))
 
 
 def _default_probe(root: Path | None) -> list[str] | None:
@@ -137,8 +144,8 @@ def _visible(healthy: Sequence[int], limit: str) -> tuple[int, ...]:
     return tuple(i for i in healthy if i in asked)
 
 
-def _output(command: Sequence[str], environment: Mapping[str, str], root: Path | None, limit_s: float) -> tuple[str, str]:
-    """(what it printed, "" or what went wrong). If it has to be ended, its process group is."""
+def output_of(command: Sequence[str], environment: Mapping[str, str], root: Path | None, limit_s: float) -> tuple[str, str]:
+    """(what it printed, "" or what went wrong), with the programs of `root`. If it has to be ended, its process group is."""
     path = os.pathsep.join([programs_path(root), environment.get("PATH", os.defpath)])
     try:
         child = subprocess.Popen(
@@ -202,7 +209,7 @@ def choose_hardware(asked: str, *, require_npu: bool = False, root: Path | None 
     if not usable.ids:
         return _without_npu(asked, require_npu, traces, usable, root is not None)
     if usable.series is None:
-        names = ", ".join(sorted({chip.name for chip in usable.chips}))
+        names = _names(usable.chips)
         known = "Known: 910B1-910B4 (a2), Ascend910 of two dies (a3), Ascend950 (a5)."
         raise HostError(where, f"these chips are of no known series: {names}.", known)
     if asked not in ("auto", usable.series):

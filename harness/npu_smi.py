@@ -1,120 +1,109 @@
-"""What `npu-smi info` prints, as values. Columns are found by their headers: widths, spacing and columns differ by driver and by chip.
-
-One row a die: on an Atlas A3 an NPU has two. Tables of `npu-smi info -t ...` and `-m` are not read here.
-"""
+"""`parse`: any output of npu-smi, or several of them in one text, as a MachineView; `merge`: several views of one host as one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 
-from harness.model import Hardware
+from harness.npu_smi_fields import read_fields
+from harness.npu_smi_map import read_plain_tables
+from harness.npu_smi_series import with_series
+from harness.npu_smi_tables import listed_processes, read_tables
+from harness.npu_smi_text import lines_of, rows_of
+from harness.npu_smi_view import Link, MachineView, Npu
+from harness.topology import read_topology
 
-_VERSION = re.compile(r"\|\s*npu-smi\s+(\S+)")
-_MEMORY = re.compile(r"(\d+)\s*/\s*(\d+)")
-_MEMORY_COLUMNS = ("HBM-Usage(MB)", "Memory-Usage(MB)")
-# What npu-smi prints instead of a table. It may exit with 0 all the same.
-_FAULT = re.compile(r".*(?:\bret is|error code:) -80\d\d.*|dcmi \w+ initiali[sz]e.*failed.*|Invalid card id.*|.*Permission denied.*")
-
-
-@dataclass(frozen=True)
-class Chip:
-    """One die. `index` is its place in the listing, which is what ASCEND_RT_VISIBLE_DEVICES counts by; `npu` is only npu-smi's own name."""
-
-    index: int
-    npu: int
-    die: int
-    name: str
-    health: str
-    memory_used_mib: int | None
-    memory_total_mib: int | None
-
-    @property
-    def healthy(self) -> bool:
-        return self.health == "OK"
+# What npu-smi, or the shell in its place, prints instead of an answer. It may exit with 0 all the same.
+_FAULTS = re.compile(
+    r"""ret\ is\ -\d+|error\ code:\ -\d+|dcmi\ .*\bfail|Invalid\ (card|chip|device|npu|parameter)|Error\ parameter
+    |Permission\ denied|command\ not\ found|No\ such\ file|cannot\ open\ shared\ object|not\ support|There\ is\ no\ NPU
+    |may\ not\ be\ completely\ installed|\bfailed\b|\bFailed\ to\b|Operation\ not\ permitted|Segmentation\ fault|timed?\ ?out
+    |未找到命令|没有那个文件|权限不够|失败|不支持""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CONSOLE_LOG = "DrvMngGetConsoleLogLevel failed"  # printed before every other fault; says nothing by itself
+_WORST_FIRST = ("Critical", "Alarm", "Warning")
+_LONGEST_FAULT = 300
+_MOST_ERRORS = 20
 
 
-@dataclass(frozen=True)
-class Listing:
-    version: str
-    chips: tuple[Chip, ...]
-    faults: tuple[str, ...]
+def parse(text: str) -> MachineView:
+    """What a saved output says of a host, of whichever commands it is. Never raises: what can't be understood is None or in `errors`."""
+    lines = lines_of(text)
+    tables, plain, pairs, topology = read_tables(rows_of(lines)), read_plain_tables(lines), read_fields(lines), read_topology(lines)
+    sections = (*tables.sections, *plain.sections, *pairs.sections, *(["topo"] if topology.seen else []))
+    errors = [*_faults(lines), *tables.errors, *plain.errors, *pairs.errors, *topology.errors]
+    npus = (*tables.npus, *plain.npus, *pairs.npus)
+    version = tables.tool or pairs.tool or tables.driver or pairs.driver
+    if not (npus or version or errors or sections):
+        shown = next((line.strip() for line in lines if line.strip()), "")
+        errors = [f"nothing of npu-smi was recognised in it: {shown[:80]!r}" if shown else "the output is empty"]
+    return MachineView(
+        version=version,
+        npus=_merged(npus),
+        processes=tuple(listed_processes([*tables.processes, *pairs.processes])),
+        links=tuple(topology.links),
+        affinity=tuple(topology.affinity),
+        errors=_distinct(errors),
+        sections=tuple(dict.fromkeys(sections)),
+    )
 
 
-def parse_npu_smi(text: str) -> Listing:
-    """The chips of an `npu-smi info` listing, cut or whole. No text makes this raise; what is no table becomes a fault."""
-    version = _VERSION.search(text)
-    faults = tuple(line.strip() for line in text.splitlines() if _FAULT.fullmatch(line.strip()))
-    chips: list[Chip] = []
-    upper: list[str] = []
-    lower: list[str] = []
-    first: list[str] = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.strip().startswith("|") else []
-        if "Process id" in cells:
-            break
-        if "Health" in cells:
-            upper, lower, first = cells, [], []
-        elif "Bus-Id" in cells:
-            lower = cells
-        elif lower and len(cells) == len(upper) == len(lower):
-            if not first:
-                first = cells
-            else:
-                chip = _chip(len(chips), _named(upper, first), _named(lower, cells))
-                chips += [chip] if chip else []
-                first = []
-    return Listing(version.group(1) if version else "", _without_shares(chips), faults)
+def merge(views: Iterable[MachineView]) -> MachineView:
+    """One view of a host from several outputs of it. The first that tells a value wins; of health, which may have changed, the worst."""
+    views = tuple(views)
+    links: dict[frozenset[str], Link] = {}
+    affinity: dict[str, str] = {}
+    for view in views:
+        links = {frozenset((link.a, link.b)): link for link in view.links} | links
+        affinity = dict(view.affinity) | affinity
+    return MachineView(
+        version=next((view.version for view in views if view.version), None),
+        npus=_merged([npu for view in views for npu in view.npus]),
+        processes=tuple(listed_processes([process for view in views for process in view.processes])),
+        links=tuple(links.values()),
+        affinity=tuple(affinity.items()),
+        errors=tuple(dict.fromkeys(error for view in views for error in view.errors)),
+        sections=tuple(dict.fromkeys(section for view in views for section in view.sections)),
+    )
 
 
-def series_of(chips: Sequence[Chip]) -> Hardware | None:
-    """Which Atlas generation these chips are; None where the names don't say, or say different things."""
-    found = {_series(chip, chips) for chip in chips}
-    return found.pop() if len(found) == 1 else None
+def _distinct(errors: Sequence[str]) -> tuple[str, ...]:
+    """Each once, and of a flood (a text that is no npu-smi's) only the beginning."""
+    once = tuple(dict.fromkeys(errors))
+    left = len(once) - _MOST_ERRORS
+    return (*once[:_MOST_ERRORS], f"and {left} more of the kind") if left > 0 else once
 
 
-def _series(chip: Chip, chips: Sequence[Chip]) -> Hardware | None:
-    name = chip.name.removeprefix("Ascend")
-    if re.fullmatch(r"910B[1-4]\w*(-\d+)?", name):
-        return Hardware.A2
-    # A3 calls itself plain Ascend910, like the 910A did; but only it has two dies an NPU.
-    if re.match(r"910_?93|910C", name) or (name == "910" and sum(other.npu == chip.npu for other in chips) == 2):
-        return Hardware.A3
-    return Hardware.A5 if name.startswith("95") else None
+def _faults(lines: Sequence[str]) -> list[str]:
+    said = [line.strip() for line in lines if "|" not in line and _FAULTS.search(line) and not re.match(r"\s*Error Information|\s*:", line)]
+    telling = [line for line in said if _CONSOLE_LOG not in line]
+    return [line[:_LONGEST_FAULT] for line in telling or said]
 
 
-def _named(headers: Sequence[str], cells: Sequence[str]) -> dict[str, list[str]]:
-    """Each header cell's words, joined by the words below it: "NPU   Name" over "0   910B3" gives both."""
-    row: dict[str, list[str]] = {}
-    for header, cell in zip(headers, cells, strict=True):
-        words = header.split()
-        values = [f"{used}/{total}" for used, total in _MEMORY.findall(cell)]
-        memory = [word for word in words if word in (*_MEMORY_COLUMNS, "Hugepages-Usage(page)")]
-        for word, value in zip(reversed(memory), reversed(values), strict=False):
-            row[word] = [value]
-        row[header] = cell.split()
-        if len(words) > 1 and not memory:
-            row.update({word: [value] for word, value in zip(words, cell.split(), strict=False)})
-    return row
+def _merged(npus: Sequence[Npu]) -> tuple[Npu, ...]:
+    """One entry a die. What names an NPU only is about its die if it has one alone; of several, nothing says which."""
+    dies: dict[tuple[int, int], Npu] = {}
+    whole_npus: dict[int, Npu] = {}
+    for npu in npus:
+        if npu.chip is None:
+            whole_npus[npu.npu_id] = _filled(whole_npus.get(npu.npu_id, npu), npu)
+        else:
+            dies[npu.npu_id, npu.chip] = _filled(dies.get((npu.npu_id, npu.chip), npu), npu)
+    for npu_id, whole in whole_npus.items():
+        mine = [key for key in dies if key[0] == npu_id]
+        if len(mine) == 1:
+            dies[mine[0]] = _filled(dies[mine[0]], whole)
+        elif not mine:
+            dies[npu_id, -1] = whole
+    order = sorted(dies)
+    return with_series([dies[key] for key in order])
 
 
-def _chip(index: int, upper: dict[str, list[str]], lower: dict[str, list[str]]) -> Chip | None:
-    npu, name, health = (_first(upper, *keys) for keys in (("NPU ID", "NPU"), ("Name",), ("Health",)))
-    if not npu.isdigit() or not name or not health:
-        return None
-    die = _first(lower, "Chip")
-    memory = _MEMORY.fullmatch(_first(lower, *(column for column in _MEMORY_COLUMNS if column in lower)))
-    used, total = (int(memory[1]), int(memory[2])) if memory else (None, None)
-    return Chip(index, int(npu), int(die) if die.isdigit() else 0, name, health, used, total)
-
-
-def _first(row: dict[str, list[str]], *keys: str) -> str:
-    return next((row[key][0] for key in keys if row.get(key)), "")
-
-
-def _without_shares(chips: Sequence[Chip]) -> tuple[Chip, ...]:
-    """A share of a die (vNPU) repeats the die's row: one device to count, not two."""
-    unique = {(chip.npu, chip.die): chip for chip in reversed(chips)}
-    kept = [chip for chip in chips if unique[chip.npu, chip.die] is chip]
-    return tuple(Chip(i, c.npu, c.die, c.name, c.health, c.memory_used_mib, c.memory_total_mib) for i, c in enumerate(kept))
+def _filled(first: Npu, other: Npu) -> Npu:
+    names = [f.name for f in fields(Npu) if f.name not in ("health", "npu_id")]
+    told = {name: getattr(other, name) for name in names if getattr(first, name) in (None, ()) and getattr(other, name) not in (None, ())}
+    healths = (first.health, other.health)
+    worst = next((bad for bad in _WORST_FIRST if bad in healths), first.health or other.health)
+    return replace(first, health=worst, **told)

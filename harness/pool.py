@@ -1,51 +1,113 @@
-"""Cells run ahead in threads of the controlling process, at most `jobs` at a time; whoever needs a stage's evidence waits for it."""
+"""Cells run ahead in threads of one process, as many as a desk lends devices or cores to; whoever needs a stage waits for it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitTimeout
 from dataclasses import dataclass
 
-from harness.model import Cell, Evidence, Stage
+from harness.errors import HostError
+from harness.leases import Desk, Held, Want
+from harness.model import Cell, Evidence, Stage, VerdictKind
+from harness.packing import Busy, Load, ends_after, order
+
+# How soon another harness's end is noticed. Our own wakes the pool at once.
+_POLL_S = 0.1
+# How long a cell waits for devices that were set aside to get well.
+GIVE_UP_S = 600.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One cell to run, with the stages that somebody waits for."""
+    """One cell to run, with the stages that somebody waits for. `known`: its time and memory come from records, not from a guess."""
 
     key: str
     cell: Cell
     stages: tuple[Stage, ...]
+    load: Load
+    memory_mib: float = 0.0
+    known: bool = False
 
 
 class Cancelled(Exception):
     """The pool was ended before this stage was reached."""
 
 
-class Pool:
-    """`run(job)` yields evidence stage by stage. A fault inside it fails that job's stages and no other's."""
+class Refused(Exception):
+    """This cell was not started, and nothing was recorded of it. Its text says why."""
 
-    def __init__(self, run: Callable[[Job], Iterator[Evidence]], jobs: int) -> None:
-        self._run = run
-        self._executor = ThreadPoolExecutor(max_workers=max(1, jobs), thread_name_prefix="cell")
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a pool is. `running`: key and seconds so far. `left_s`: about how long until the end; `guessed`: not all of it on records."""
+
+    done: int
+    total: int
+    running: tuple[tuple[str, float], ...]
+    left_s: float
+    guessed: bool
+
+
+@dataclass
+class _Running:
+    job: Job
+    held: Held
+
+
+class Pool:
+    """`run(job, held)` yields evidence stage by stage. A fault inside it fails that job's stages and no other's.
+
+    `capacity`: devices or cores, for the order and the time left. `jobs`: at most so many at once; None: as many as fit. `refuse` says why
+    a job must not be started now (empty: it may); it is asked again while others run. `tell` gets a line for each device set aside.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Job, Held], Iterator[Evidence]],
+        desk: Desk,
+        *,
+        capacity: int,
+        jobs: int | None = None,
+        refuse: Callable[[Job], str] = lambda job: "",
+        tell: Callable[[str], object] = lambda line: None,
+        give_up_s: float = GIVE_UP_S,
+    ) -> None:
+        self._run, self._desk, self._capacity, self._jobs = run, desk, capacity, jobs
+        self._refuse, self._tell, self._give_up_s = refuse, tell, give_up_s
         self._results: dict[tuple[str, Stage], Future[Evidence]] = {}
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._changed = threading.Condition()
+        self._pending: list[Job] = []
+        self._running: dict[str, _Running] = {}
+        self._waits: dict[str, float] = {}
+        self._unfit: dict[str, float] = {}
+        self._threads: list[threading.Thread] = []
+        self._done = self._total = 0
+        self._stopping = False
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs in the given order; a job whose key is queued already is left out."""
-        for job in jobs:
-            with self._lock:
+        """Queue jobs, to be started in the order that ends soonest; a job whose key is queued already is left out."""
+        with self._changed:
+            for job in jobs:
                 if any((job.key, stage) in self._results for stage in job.stages):
                     continue
                 for stage in job.stages:
                     self._results[job.key, stage] = Future()
-            self._executor.submit(self._work, job)
+                self._pending.append(job)
+                self._total += 1
+            places = {load.key: at for at, load in enumerate(order([job.load for job in self._pending], self._capacity))}
+            self._pending.sort(key=lambda job: places[job.load.key])
+            if not self._threads:
+                self._thread(self._dispatch, "pool")
+            self._changed.notify_all()
 
-    def wait(self, key: str, stage: Stage, poll_s: float = 0.5) -> Evidence:
-        """Evidence of one stage. Waits in short turns, so that Ctrl-C is noticed. Raises Cancelled, or what the job raised."""
+    def wait(self, key: str, stage: Stage, poll_s: float = 0.5, turn: Callable[[], object] = lambda: None) -> Evidence:
+        """Evidence of one stage. Waits in short turns, so that Ctrl-C is noticed, and calls `turn` in each.
+
+        Raises Cancelled, Refused, HostError (devices that never got well), or what the job raised.
+        """
         future = self._results[key, stage]
         while True:
             try:
@@ -53,28 +115,133 @@ class Pool:
             except WaitTimeout:
                 if future.done():
                     raise
+            turn()
+
+    def progress(self) -> Progress:
+        now = time.monotonic()
+        with self._changed:
+            running = sorted(self._running.values(), key=lambda one: one.held.since_s)
+            pending = list(self._pending)
+            done, total = self._done, self._total
+        busy = [Busy(min(r.job.load.width, self._capacity), r.held.since_s + r.job.load.expected_s) for r in running]
+        left = ends_after([job.load for job in pending], self._capacity, busy, now)
+        guessed = not all(job.known for job in (*pending, *(r.job for r in running)))
+        return Progress(done, total, tuple((r.job.key, now - r.held.since_s) for r in running), left, guessed)
 
     def close(self) -> None:
         """Start nothing more and wait for what is running. The caller has ended the running processes where that is wanted."""
-        self._stopping.set()
-        self._executor.shutdown(wait=True, cancel_futures=True)
-        with self._lock:
-            for (key, stage), future in self._results.items():
-                if not future.done():
-                    future.set_exception(Cancelled(f"{key} {stage}: not reached"))
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._desk.close()
+        for (key, stage), future in self._results.items():
+            if not future.done():
+                future.set_exception(Cancelled(f"{key} {stage}: not reached"))
 
-    def _work(self, job: Job) -> None:
-        waiting = list(job.stages)
+    def _thread(self, work: Callable[..., None], name: str, *given: object) -> None:
+        thread = threading.Thread(target=work, args=given, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _dispatch(self) -> None:
+        with self._changed:
+            while not self._stopping:
+                self._start_what_fits()
+                # Without a poll nobody would notice what other harness processes give back.
+                self._changed.wait(_POLL_S if self._pending else None)
+
+    def _start_what_fits(self) -> None:
+        refused: list[Job] = []
+        for job in tuple(self._pending):
+            if self._jobs is not None and len(self._running) >= self._jobs:
+                return
+            if any(_asks_no_less(job, other) for other in refused):
+                continue
+            if because := self._refuse(job):
+                if not self._running:  # else what they really take may leave enough
+                    self._drop(job, Refused(f"{job.key}: not started: {because}"))
+                continue
+            try:
+                held = self._take(job, first=not refused)
+            except Exception as fault:  # whoever waits for this job must learn of it, whatever it is
+                self._drop(job, fault)
+                continue
+            if held is None:
+                refused.append(job)
+                continue
+            self._pending.remove(job)
+            self._waits.pop(job.key, None)
+            self._running[job.key] = _Running(job, held)
+            self._thread(self._work, f"cell {job.key}", job, held)
+
+    def _take(self, job: Job, first: bool) -> Held | None:
+        """Raises HostError where devices did not get well."""
+        now = time.monotonic()
+        if first:
+            self._waits.setdefault(job.key, now)
+        held = self._desk.take(Want(job.load, job.memory_mib, self._waits.get(job.key), job.known))
+        lacking = "" if held else self._desk.lacking(job.load.width)
+        if not lacking:
+            self._unfit.pop(job.key, None)
+        elif now - self._unfit.setdefault(job.key, now) > self._give_up_s:
+            raise HostError(job.key, f"{lacking}, for {self._give_up_s:g} s.", "See npu-smi info, mend them or end what uses them.")
+        return held
+
+    def _drop(self, job: Job, fault: BaseException) -> None:
+        self._pending.remove(job)
+        self._desk.give_up(job.key)
+        self._done += 1
+        self._fail(job, job.stages, fault)
+
+    def _fail(self, job: Job, stages: Sequence[Stage], fault: BaseException) -> None:
+        for stage in stages:
+            self._results[job.key, stage].set_exception(fault)
+
+    def _work(self, job: Job, held: Held) -> None:
+        again = False
         try:
-            if not self._stopping.is_set():
-                for evidence in self._run(job):
-                    if evidence.stage in waiting:
-                        waiting.remove(evidence.stage)
-                        self._results[job.key, evidence.stage].set_result(evidence)
-                    if self._stopping.is_set():
-                        break
-            for stage in waiting:
-                self._results[job.key, stage].set_exception(Cancelled(f"{job.key} {stage}: not reached"))
-        except BaseException as error:  # a fault of ours must reach everybody who waits, whatever it is
-            for stage in waiting:
-                self._results[job.key, stage].set_exception(error)
+            again = self._set_aside(self._desk.check(held))
+            if not again:
+                self._answer(job, held)
+        except BaseException as fault:  # a fault of ours must reach everybody who waits, whatever it is
+            self._fail(job, [s for s in job.stages if not self._results[job.key, s].done()], fault)
+        finally:
+            held.release()
+            with self._changed:
+                del self._running[job.key]
+                if again:
+                    self._pending.insert(0, job)
+                else:
+                    self._done += 1
+                self._changed.notify_all()
+
+    def _answer(self, job: Job, held: Held) -> None:
+        waiting, failed = list(job.stages), False
+        if not self._stopping:
+            for evidence in self._run(job, held):
+                failed = failed or evidence.verdict.kind is VerdictKind.FAILED
+                if evidence.stage in waiting:
+                    waiting.remove(evidence.stage)
+                    self._results[job.key, evidence.stage].set_result(evidence)
+                if self._stopping:
+                    break
+        for stage in waiting:
+            self._results[job.key, stage].set_exception(Cancelled(f"{job.key} {stage}: not reached"))
+        if failed and not self._stopping:
+            self._set_aside(self._desk.check(held))
+
+    def _set_aside(self, bad: Mapping[int, str]) -> bool:
+        for one, because in bad.items():
+            self._tell(f"NPU {one} was set aside: {because}")
+        return bool(bad)
+
+
+def _asks_no_less(job: Job, refused: Job) -> bool:
+    """Whether `job` is refused for certain where `refused` was, so that a long queue needn't be tried one by one."""
+    return (
+        job.load.width >= refused.load.width
+        and job.memory_mib >= refused.memory_mib
+        and (job.load.expected_s >= refused.load.expected_s or not job.known)
+    )

@@ -19,8 +19,8 @@ _LOG = (
     "losses_move", "rates",
 )  # fmt: skip
 _BEGUN = (
-    "device", "ranks", "strategy", "shards", "optimizer_shards", "ranks_agree", "begun", "max_steps_witnessed", "options", "no_control", "arguments",
-    "log_witnessed",
+    "device", "ranks", "strategy", "shards", "optimizer_shards", "ranks_agree", "begun", "max_steps_witnessed", "options", "no_control",
+    "arguments", "log_witnessed",
 )  # fmt: skip
 _TRAIN = (
     "base_model", "weights_changed", "steps_witnessed",

@@ -12,23 +12,25 @@ import threading
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
+from functools import partial
 from pathlib import Path
 
-from harness import machine, report
-from harness.bench import Launch
+from harness import machine, preflight, report
 from harness.commands import shell_line
 from harness.errors import HarnessError, HostError
+from harness.estimates import Records
 from harness.flow import run_cell
 from harness.goldens import Goldens
 from harness.guardian import sweep
 from harness.host import REHEARSAL_STORE, Host, HostRequest
 from harness.judge import rejudge
 from harness.launch import launch as launch_process
+from harness.leases import Held
 from harness.matrix import parse_matrix
-from harness.model import Cell, Evidence, Hardware, Matrix, Ruling, RulingKind, Stage, Tier, VerdictKind, Weights
+from harness.model import Cell, Evidence, Hardware, Matrix, Ruling, RulingKind, Run, Stage, Tier, VerdictKind, Weights
 from harness.pool import Job, Pool
 from harness.processes import kill_until_gone, members
 from harness.redact import redact
@@ -38,6 +40,7 @@ from harness.select import select_cells, stages_in
 from harness.sim.build import CACHE_VARIABLE, build
 from harness.store import Store
 from harness.warm import WarmLauncher
+from harness.yard import job_of, open_pool
 
 RUNNABLE = (RulingKind.RUN, RulingKind.EXPECT_FAIL)
 
@@ -79,7 +82,7 @@ def open_store(root: Path, rehearsal: Path | None = None) -> Store:
 class Session:
     """The state of one harness run, shared by the items of the pytest door."""
 
-    def __init__(self, request: HostRequest, matrix: Matrix, launch: Launch = launch_process) -> None:
+    def __init__(self, request: HostRequest, matrix: Matrix, launch: Callable[..., Run] = launch_process) -> None:
         self.request, self.matrix = request, matrix
         self.last_lines: list[str] = []
         self.faults: list[str] = []
@@ -94,6 +97,7 @@ class Session:
         self._kept: list[Evidence] = []
         self._selected: set[tuple[str, Stage]] = set()
         self._rulings: dict[str, Ruling] = {}
+        self._preflight = preflight.Preflight()
         self._marks: Counter[str] = Counter()
         self._notes: list[str] = []
 
@@ -120,8 +124,6 @@ class Session:
         """Find out where cells run. Raises HostError where that would be anything but what was asked."""
         request = self.request
         choice = machine.choose_hardware(request.hardware, require_npu=request.require_npu, root=request.rehearsal)
-        if choice.hardware.is_npu and (request.jobs or 1) > 1:
-            raise HostError(f"--jobs {request.jobs}", "NPUs can't be shared out to several cells yet.", "Leave --jobs out on an NPU.")
         if choice.hardware.is_npu and request.launcher == "warm":
             raise HostError("--launcher warm", "a device's context does not survive a fork.", "Use --launcher cli on an NPU.")
         if request.weights == "real" and not choice.hardware.is_npu:
@@ -149,6 +151,9 @@ class Session:
             swift_cli_dir=_swift_cli_dir(),
             launcher={"auto": "cli" if choice.hardware.is_npu else "warm"}.get(request.launcher, request.launcher),
         )
+        if choice.hardware.is_npu:
+            self._preflight = preflight.look(self.matrix, request.rehearsal, npu_said=choice.because, clean=cleaner(self._host))
+            self._notes += self._preflight.notes
 
     def cells(self) -> tuple[Cell, ...]:
         """The cells of the asked tier: what pytest then selects from."""
@@ -162,7 +167,8 @@ class Session:
         if cell.id not in self._rulings:
             weights = self.host.weights_for(cell.model)
             rehearsal = self.host.rehearsal is not None
-            self._rulings[cell.id] = rule_for(cell, self.matrix, hardware=self.host.hardware, weights=weights, rehearsal=rehearsal)
+            ruling = rule_for(cell, self.matrix, hardware=self.host.hardware, weights=weights, rehearsal=rehearsal)
+            self._rulings[cell.id] = self._preflight.ruling(cell, ruling)
         return self._rulings[cell.id]
 
     def schedule(self, wanted: Sequence[Wanted]) -> None:
@@ -170,19 +176,25 @@ class Session:
         if not wanted:
             return
         self.scheduled = tuple(wanted)
-        jobs: dict[str, tuple[Cell, list[Stage]]] = {}
+        asked: dict[str, tuple[Cell, list[Stage]]] = {}
         for item in wanted:
             self._selected.add((self._key(item.cell), item.stage))
             if self.ruling(item.cell).kind in RUNNABLE:
-                _, stages = jobs.setdefault(self._key(item.cell), (item.cell, []))
+                _, stages = asked.setdefault(self._key(item.cell), (item.cell, []))
                 if item.stage not in stages:
                     stages.append(item.stage)
-        default = 1 if self.host.hardware.is_npu else (os.cpu_count() or 1)
-        self._pool = Pool(self._run, self.request.jobs or default)
         if self.host.hardware is Hardware.SIM or self.host.launcher == "warm":
             self._warm = WarmLauncher(self.host.runs / "warm")
         self._goldens = Goldens(self._warm or self._launch)
-        self._pool.submit([Job(key, cell, tuple(stages)) for key, (cell, stages) in jobs.items()])
+        jobs = self._jobs(asked)
+        self._pool = open_pool(self._run, self.host, jobs=self.request.jobs, tell=self._notes.append)
+        self._pool.submit(jobs)
+
+    def _jobs(self, asked: Mapping[str, tuple[Cell, Sequence[Stage]]]) -> list[Job]:
+        """What the pool is to run, with what each is expected to take."""
+        newest, _ = self.store.load_all(strict=False)
+        records = Records.of(newest, hardware=self.host.hardware, launcher=self.host.launcher)
+        return [job_of(key, cell, tuple(stages), self.host, records) for key, (cell, stages) in asked.items()]
 
     def wait(self, item: Wanted) -> Evidence:
         assert self._pool is not None, "schedule comes first"
@@ -273,15 +285,17 @@ class Session:
     def _key(self, cell: Cell) -> str:
         return cell.tiny_key if self.host.weights_for(cell.model) is Weights.TINY else cell.id
 
-    def _run(self, job: Job) -> Iterator[Evidence]:
+    def _run(self, job: Job, held: Held) -> Iterator[Evidence]:
         if self._stop.is_set():
             return
+        # The run itself holds the lease's locks too: a killed harness must not give away what a run of it still uses.
+        started = partial(self._launch, inherit=held.descriptors)
         yield from run_cell(
             job.cell,
             job.stages,
             matrix=self.matrix,
-            host=self.host,
-            launch=self._warm if self._warm is not None and self.host.launcher == "warm" else self._launch,
+            host=self.host.lent(held.lease),
+            launch=self._warm if self._warm is not None and self.host.launcher == "warm" else started,
             goldens=self._goldens,
             keep=self._keep,
             clean=cleaner(self.host),

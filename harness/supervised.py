@@ -23,7 +23,10 @@ _END_S = 15.0
 
 @dataclass(frozen=True)
 class Start:
-    """What a new process gets. `stdin` and `log` (both output streams) are descriptors, closed by the caller once it has them."""
+    """What a new process gets. `stdin` and `log` (both output streams) are descriptors, closed by the caller once it has them.
+
+    `inherit`: descriptors that stay open in the run for as long as anything of it lives, such as locks; a fork of a warm process has none.
+    """
 
     program: Path
     args: tuple[str, ...]
@@ -31,6 +34,7 @@ class Start:
     cwd: Path
     stdin: int
     log: int
+    inherit: tuple[int, ...] = ()
 
 
 class Supervised:
@@ -113,7 +117,7 @@ def start_process(start: Start) -> Supervised:
                 stdin=start.stdin,
                 stdout=start.log,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno(), request.fileno()],
+                pass_fds=[theirs.fileno(), request.fileno(), *start.inherit],
                 start_new_session=True,
             )
         return started(ours, f"supervisor (pid {process.pid})", _START_S, process)

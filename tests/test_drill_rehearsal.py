@@ -102,6 +102,7 @@ def test_the_whole_matrix_is_rehearsed(root: Path) -> None:
         commands_say_what_the_cell_asks(cell, calls[cell.id])
     the_documented_flagship_command_is_run_as_documented(calls[FLAGSHIP], root)
     a_command_has_a_nonce_of_its_own(done.calls)
+    cells_of_one_device_are_spread_over_the_eight(done.calls)
     what_was_really_done_is_green_on_the_witnessed_hardware(done)
 
 
@@ -179,12 +180,19 @@ def the_documented_flagship_command_is_run_as_documented(calls: list[dict[str, A
     assert {flag: given.get(flag) for flag in documented} == documented
     assert str(given["--dataset"]).startswith("AI-ModelScope/alpaca-gpt4-data-zh")
     assert str(given["--output_dir"]).startswith(str(root / REHEARSAL_STORE / "runs"))
-    assert train["env"]["ASCEND_RT_VISIBLE_DEVICES"] == "0"
+    assert train["env"]["ASCEND_RT_VISIBLE_DEVICES"] in set("01234567")
 
 
 def a_command_has_a_nonce_of_its_own(calls: list[dict[str, Any]]) -> None:
     nonces = [call["env"]["NPU_MATRIX_NONCE"] for call in calls if call["program"] in ("swift", "accelerate", "megatron")]
     assert len(nonces) == len(set(nonces)) > 500
+
+
+def cells_of_one_device_are_spread_over_the_eight(calls: list[dict[str, Any]]) -> None:
+    lent = {call["env"].get("ASCEND_RT_VISIBLE_DEVICES", "") for call in calls if call["program"] == "swift"}
+    assert {ids for ids in lent if "," not in ids} == set("01234567")
+    hccl = {call["env"]["HCCL_IF_BASE_PORT"] for call in calls if "," in call["env"].get("ASCEND_RT_VISIBLE_DEVICES", "")}
+    assert hccl, "cells of several devices side by side need ports of their own"
 
 
 def what_was_really_done_is_green_on_the_witnessed_hardware(done: Done) -> None:

@@ -13,7 +13,10 @@ from fakes.install import TESTS, write_executable
 
 CHIPS = 8
 # What of the environment a call's record keeps.
-KEPT = ("ASCEND_RT_VISIBLE_DEVICES", "NPROC_PER_NODE", "MASTER_PORT", "NNODES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "OMP_NUM_THREADS")
+KEPT = (
+    "ASCEND_RT_VISIBLE_DEVICES", "NPROC_PER_NODE", "MASTER_PORT", "HCCL_IF_BASE_PORT", "NNODES", "TORCH_DEVICE_BACKEND_AUTOLOAD",
+    "OMP_NUM_THREADS",
+)  # fmt: skip
 
 # Chip, power, temperature, bus and memory as a host of this kind printed them.
 _ROWS = (
