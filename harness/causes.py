@@ -59,6 +59,8 @@ _SAID_BY_LOGS: dict[str, tuple[Blame, str]] = {
 }
 
 _FOUND_BY_RUNS: dict[str, tuple[Blame, str]] = {
+    "ckpt.load": (_P, "a checkpoint that this very training saved can't be loaded again"),
+    "comm.mismatch": (_P, "ranks called different collectives, or the same one with different sizes"),
     "run.exit_nonzero": (_P, "the process ended with an exit code other than 0 and said no known cause"),
     "run.signal": (_E, "the process was ended by a signal that we did not send"),
     "run.deadline_silent": (_P, "the deadline passed and the process had long stopped to write"),
