@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,23 @@ import numpy as np
 
 from harness.errors import HarnessError
 from harness.found import Answer, Answers, CheckpointFiles, Logits
+from harness.mapped import map_file
 from harness.metrics import parse_logging
 from harness.model import Metrics, Witness
-from harness.tensors import Bytes, Tensor, TensorFile, parse_safetensors
+from harness.sharded import optimizer_moments, read_distcp
+from harness.tensors import Tensor, TensorFile, parse_safetensors
+from harness.torch_saved import tensor_bytes
 from harness.vocabulary import Vocabulary, read_vocabulary
 from harness.witness_log import parse_witness, rank_zero
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-_STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")
+# The optimizer of one rank and of ddp; of FSDP1, with its weights, which stand in safetensors too; what each rank goes on from.
+_STATES = ("optimizer.pt", "optimizer.bin", "pytorch_model_fsdp.bin", "scheduler.pt", "rng_state*.pth")
+# FSDP2 leaves these two folders instead, as torch.distributed.checkpoint writes them.
+_SHARDED_WEIGHTS, _SHARDED_OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
+_ZERO_FOLDER = re.compile(r"global_step\d+")
+_LORA = re.compile(r".+\.lora_(embedding_)?[AB](\.weight)?")
+_OUTPUT, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 NONCE_FILE = "npu_matrix_nonce.json"
 
 
@@ -51,41 +59,59 @@ def read_checkpoint(folder: Path) -> CheckpointFiles:
     """One checkpoint, or merged model, whole. Every file that is there but can't be read is named in `faults`."""
     faults: list[str] = []
     named = {name: _read_object(folder / name, faults) for name in (NONCE_FILE, "trainer_state.json", "adapter_config.json", "config.json")}
-    adapter = any(folder.glob("adapter_model*"))
     weights = read_tensors(folder)
     if weights is not None and weights.fault:
         faults.append(weights.fault)
+    sharded_loras = weights is not None and weights.path.endswith(_SHARDED_WEIGHTS) and all(map(_LORA.fullmatch, weights.tensors))
     states: dict[str, int] = {}
-    for pattern in _STATES:
-        for path in sorted(folder.glob(pattern)):
-            size = _read_state(path, faults)
-            if size is not None:
-                states[path.name] = size
+    for path in [path for pattern in _STATES for path in sorted(folder.glob(pattern))] + _zero_files(folder, faults):
+        try:
+            states[path.relative_to(folder).as_posix()] = tensor_bytes(path)
+        except HarnessError as error:
+            faults.append(str(error))
+    moments = None
+    if (folder / _SHARDED_OPTIMIZER).is_dir():
+        optimizer = read_distcp(folder / _SHARDED_OPTIMIZER)
+        moments, states[_SHARDED_OPTIMIZER] = optimizer_moments(optimizer)
+        faults += [optimizer.fault] if optimizer.fault else []
     return CheckpointFiles(
         dir=str(folder),
         weights=weights,
-        is_adapter=adapter,
+        is_adapter=any(folder.glob("adapter_model*")) or sharded_loras,
         nonce=named[NONCE_FILE],
         trainer_state=named["trainer_state.json"],
         adapter_config=named["adapter_config.json"],
         config=named["config.json"],
         states=states,
+        moments=moments,
         faults=tuple(faults),
     )
 
 
 def read_tensors(folder: Path) -> TensorFile | None:
-    """The adapter's or the model's tensors in `folder`, over all shards that its index names; None if there are no such files."""
+    """The adapter's or the model's tensors in `folder`, over all shards; None if there are no such files.
+
+    Of safetensors (with an index or not), else of a sharded checkpoint of FSDP2. An output layer that is the embedding once more is left
+    out, as one rank leaves it out: FSDP writes it twice.
+    """
     for stem in ("adapter_model", "model"):
         index, single = folder / f"{stem}.safetensors.index.json", folder / f"{stem}.safetensors"
         if index.exists():
-            return _read_shards(index)
+            return _untied(_read_shards(index))
         if single.exists():
             try:
-                return TensorFile(str(single), parse_safetensors(_map(single), single.name))
+                return _untied(TensorFile(str(single), parse_safetensors(map_file(single), single.name)))
             except (HarnessError, OSError) as error:
                 return TensorFile(str(single), {}, str(error))
-    return None
+    sharded = folder / _SHARDED_WEIGHTS
+    return _untied(read_distcp(sharded)) if sharded.is_dir() else None
+
+
+def _untied(file: TensorFile) -> TensorFile:
+    output = file.tensors.get(_OUTPUT)
+    if output is None or not any(output.same_bytes(tensor) for name, tensor in file.tensors.items() if name.endswith(_EMBEDDING)):
+        return file
+    return TensorFile(file.path, {name: tensor for name, tensor in file.tensors.items() if name != _OUTPUT}, file.fault)
 
 
 def _read_shards(index: Path) -> TensorFile:
@@ -100,7 +126,7 @@ def _read_shards(index: Path) -> TensorFile:
         # An index is data: only files beside it are read.
         path = index.parent / Path(shard).name
         try:
-            tensors |= parse_safetensors(_map(path), shard)
+            tensors |= parse_safetensors(map_file(path), shard)
         except (HarnessError, OSError) as error:
             faults.append(str(error))
     if not faults and tensors.keys() != placed.keys():
@@ -108,24 +134,20 @@ def _read_shards(index: Path) -> TensorFile:
     return TensorFile(str(index), tensors, "; ".join(faults))
 
 
-def _map(path: Path) -> Bytes:
-    """The file's bytes, read as they are used: a model may be larger than memory."""
-    if path.stat().st_size == 0:
-        return np.zeros(0, dtype=np.uint8)
-    return np.memmap(path, dtype=np.uint8, mode="r")
-
-
-def _read_state(path: Path, faults: list[str]) -> int | None:
-    """Bytes of tensor data in a file of torch.save, each checked against its checksum; nothing is unpickled."""
+def _zero_files(folder: Path, faults: list[str]) -> list[Path]:
+    """The states that DeepSpeed keeps of each rank, in the folder that the file `latest` names."""
+    latest = folder / "latest"
+    if not latest.exists():
+        return []
     try:
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-            if broken is None:
-                return sum(entry.file_size for entry in archive.infolist() if "/data/" in entry.filename)
-        faults.append(f"{path.name}: {broken} does not match its checksum")
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
-        faults.append(f"{path.name}: not a whole file of torch.save ({error})")
-    return None
+        name = latest.read_text(encoding="utf-8").strip()[:100]
+    except (OSError, ValueError) as error:
+        faults.append(f"latest: {error}")
+        return []
+    files = sorted((folder / name).glob("*_states.pt")) if _ZERO_FOLDER.fullmatch(name) else []
+    if not any(file.name.endswith("_optim_states.pt") for file in files):
+        faults.append(f"latest: it names {name!r}, which holds no *_optim_states.pt")
+    return files
 
 
 def _read_object(path: Path, faults: list[str]) -> Mapping[str, Any] | None:

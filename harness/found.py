@@ -20,7 +20,9 @@ class CheckpointFiles:
     """One checkpoint folder. `weights` is the adapter's or the model's tensors; `faults` names each file that can't be read.
 
     `nonce` is npu_matrix_nonce.json, `trainer_state`, `adapter_config` and `config` the files of those names; None: not there.
-    `states` maps optimizer.pt, scheduler.pt and rng_state*.pth (those that are there) to the bytes of tensor data in them.
+    `states` maps optimizer.pt, scheduler.pt and rng_state*.pth (those that are there) to the bytes of tensor data in them; so too FSDP1's
+    optimizer.bin and pytorch_model_fsdp.bin, ZeRO's global_stepN/*_states.pt, and FSDP2's folder optimizer_0, for its moments alone.
+    `moments`: the entries of the two moments in that folder, two for each trained parameter; None: no such folder.
     """
 
     dir: str
@@ -31,6 +33,7 @@ class CheckpointFiles:
     adapter_config: Mapping[str, Any] | None = None
     config: Mapping[str, Any] | None = None
     states: Mapping[str, int] = field(default_factory=dict)
+    moments: int | None = None
     faults: tuple[str, ...] = ()
 
     @property

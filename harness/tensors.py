@@ -20,7 +20,7 @@ from harness.errors import HarnessError
 Bytes = npt.NDArray[np.uint8]
 Doubles = npt.NDArray[np.float64]
 
-_ITEM_BYTES = {
+ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "BOOL": 1,
     "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
@@ -33,6 +33,7 @@ _TORCH = {
     "I8": "int8", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
+SAFETENSORS_DTYPE = {word: dtype for dtype, word in _TORCH.items()}
 _LONGEST_HEADER_BYTES = 100_000_000
 
 
@@ -84,7 +85,7 @@ def parse_safetensors(data: Bytes, where: str) -> Mapping[str, Tensor]:
     position = 0
     layout = [(name, *_entry(name, entry, where)) for name, entry in header.items() if name != "__metadata__"]
     for name, dtype, shape, begin, end in sorted(layout, key=lambda item: item[3:]):
-        wanted = math.prod(shape) * _ITEM_BYTES[dtype]
+        wanted = math.prod(shape) * ITEM_BYTES[dtype]
         if begin != position or end - begin != wanted:
             raise _damaged(where, f"tensor {name} lies at bytes {begin} to {end}, not at {position} to {position + wanted}")
         position = end
@@ -112,7 +113,7 @@ def _header(data: Bytes, where: str) -> tuple[Mapping[str, Any], Bytes]:
 def _entry(name: str, entry: object, where: str) -> tuple[str, tuple[int, ...], int, int]:
     if isinstance(entry, dict):
         dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-        if dtype in _ITEM_BYTES and _sizes(shape) and _sizes(offsets) and len(offsets) == 2:  # type: ignore[arg-type]
+        if dtype in ITEM_BYTES and _sizes(shape) and _sizes(offsets) and len(offsets) == 2:  # type: ignore[arg-type]
             return str(dtype), tuple(shape), offsets[0], offsets[1]  # type: ignore[arg-type,index]
     raise _damaged(where, f"the entry of tensor {name} makes no sense: {str(entry)[:120]}")
 
