@@ -66,7 +66,7 @@ def options(words: Sequence[str]) -> list[Option]:
 def _own_words(asked: Sequence[str]) -> Sequence[str]:
     """Without the subcommand, or what launches the script (`accelerate launch ... sft.py`), which the process itself does not get."""
     scripts = [at for at, word in enumerate(asked) if asked[0] == "launch" and word.endswith(".py")]
-    return asked[(scripts[-1] if scripts else 0) + 1 :]
+    return asked[(scripts[0] if scripts else 0) + 1 :]
 
 
 def _words(option: Option) -> tuple[str, ...]:
