@@ -23,7 +23,7 @@ ROOMS = {
         "model_folder", "swift_parsers", "host", "warm*", "inputs", "interrupts", "leases", "lock_files", "ports", "cores", "npu_probe",
         "host_npus", "doctor_host", "doctor_packages", "doctor_model", "mapped", "torch_saved", "sharded",
     ),
-    3: ("bench", "proving", "flow", "pool", "yard", "report", "session", "preflight"),
+    3: ("bench", "proving", "goldens", "flow", "pool", "yard", "report", "session", "preflight"),
     4: ("pytest_plugin", "__main__", "door_machine", "door_doctor"),
 }  # fmt: skip
 # What the harness's own process may ask of the simulated NPU: to build it, and how a child finds it.
