@@ -45,7 +45,7 @@ DEVICES = {
 def facts_of(cell: str) -> dict[str, str]:
     """What the cell of that id in matrix_samples is; of another id, something of its own."""
     known = MATRIX.cell(cell)
-    return cell_facts(known) if known else {"algorithm": "sft", "tuner": "lora", "model": cell}
+    return cell_facts(known) if known else {"algorithm": "sft", "tuner": "lora", "strategy": "single", "model": cell}
 
 
 def witness(hardware: Hardware, versions: Mapping[str, str]) -> dict[str, Any]:

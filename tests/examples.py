@@ -142,8 +142,8 @@ def result(
     )
 
 
-def witness(events: Sequence[Event], nonce: str = NONCE, pid: int = 7, rank: int = 0) -> Witness:
-    on_each = {"nonce": nonce, "pid": pid, "rank": rank, "world_size": 1, "time": BEGAN + 1}
+def witness(events: Sequence[Event], nonce: str = NONCE, pid: int = 7, rank: int = 0, world_size: int = 1) -> Witness:
+    on_each = {"nonce": nonce, "pid": pid, "rank": rank, "world_size": world_size, "time": BEGAN + 1}
     return parse_witness("".join(json.dumps({**on_each, **event}) + "\n" for event in events), f"witness-{pid}.jsonl")
 
 
@@ -194,13 +194,14 @@ def train_events(
     begin: Event = {
         "event": "train_begin", "device": "cpu", "device_name": "cpu", "simulated": False, "global_step": first, "max_steps": last,
         "wrapped_class": "PeftModelForCausalLM" if lora else "Qwen2ForCausalLM", "model_class": "Qwen2ForCausalLM",
-        "distributed_type": "NO", "zero_stage": None, "backend": None, "param_class": "Parameter", "dtypes": {"float32": 1000},
+        "distributed_type": "NO", "zero_stage": None, "sharding": None, "backend": None, "param_class": "Parameter", "dtypes": {"float32": 1000},
         "numel_local": 1000, "numel_global": 1000, "trainable_tensors": 28, "trainable_numel": 100,
         "trainable_digest": digest(weights_at(first, tuner).tensors) if first else before,
         "adapter_modules": sorted(MODULES) if lora else [],
         "lora": {"r": 2, "lora_alpha": 4, "lora_dropout": 0.05, "scaling": 2.0} if lora else None,
         "arguments": {"max_steps": last, "output_dir": "out/v0-20260101"},
         "control": None, "moments_zeroed": None, "optimizer_moment_norm": 0.5 if first else None,
+        "attn_impl": "sdpa", "sequence_parallel": None, "padding_free": False,
     }  # fmt: skip
     events: list[Event] = [start(), begin]
     for step in range(first + 1, last + 1):
@@ -210,9 +211,10 @@ def train_events(
             seen = digest(weights_at(step, tuner).tensors)
             events.append({"event": "save", "step": step, "dir": f"/out/v0/checkpoint-{step}", "trainable_digest": seen})
     end = digest(weights_at(last, tuner).tensors)
-    events.append(
-        {"event": "train_end", "global_step": last, "trainable_digest": end, "lora_b_max_abs": 1.5 if lora else None, "operators": None}
-    )
+    events.append({
+        "event": "train_end", "global_step": last, "trainable_digest": end, "first_moments_numel": begin["trainable_numel"],
+        "lora_b_max_abs": 1.5 if lora else None, "patched": {}, "operators": None,
+    })  # fmt: skip
     return [*events, {"event": "end", "peak_rss_mib": 950.0}]
 
 

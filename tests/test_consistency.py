@@ -14,10 +14,9 @@ from harness.consistency import contradictions, missing_comparisons
 from harness.errors import EvidenceError
 from harness.evidence import sealed, to_json
 from harness.judge import rejudge
-from harness.model import Algorithm, Blame, Comparison, Evidence, Hardware, Outcome, Stage, Tuner, VerdictKind, Weights
-from harness.proof_deploy import REQUIRED_DEPLOY, SAME_ANSWER
-from harness.proof_golden import REQUIRED_GOLDEN_TRAIN
-from harness.proof_required import required
+from harness.model import Algorithm, Blame, Comparison, Evidence, Hardware, Outcome, Stage, Strategy, Tuner, VerdictKind, Weights
+from harness.proof_golden import REQUIRED_GOLDEN_INFER, REQUIRED_GOLDEN_TRAIN, REQUIRED_PARITY, REQUIRED_PATCHES
+from harness.proof_required import Asked, required
 from harness.store import Store
 
 CPU, SIM, A2 = Hardware.CPU, Hardware.SIM, Hardware.A2
@@ -26,11 +25,7 @@ PATHS = "reports/evidence"
 
 def honest(stage: Stage = Stage.TRAIN, hardware: Hardware = CPU, **changes: Any) -> Evidence:
     """A pass that compared all that its stage takes."""
-    names: tuple[str, ...] = (*REQUIRED_DEPLOY, SAME_ANSWER)
-    if stage is not Stage.DEPLOY:
-        names = required(stage, weights=Weights.TINY, tuner=Tuner.LORA, algorithm=Algorithm.SFT)
-    if hardware is SIM and stage is Stage.TRAIN:
-        names += REQUIRED_GOLDEN_TRAIN
+    names = required(stage, Asked(Weights.TINY, Tuner.LORA, Algorithm.SFT, Strategy.SINGLE, hardware))
     made = tuple(Comparison(name, True, "as asked", "as asked") for name in names)
     return sample("small", stage, hardware=hardware, **{"comparisons": made, **changes})
 
@@ -113,7 +108,27 @@ def test_a_forgery_with_its_hash_made_anew_is_refused(name: str, tmp_path: Path)
 
 def test_a_simulated_pass_takes_its_golden() -> None:
     assert missing_comparisons(honest(hardware=SIM)) == ()
-    assert missing_comparisons(replace(honest(), hardware=SIM)) == REQUIRED_GOLDEN_TRAIN
+    assert missing_comparisons(replace(honest(), hardware=SIM)) == (*REQUIRED_GOLDEN_TRAIN, *REQUIRED_PATCHES)
+    assert missing_comparisons(replace(honest(), asked=SIM)) == (*REQUIRED_GOLDEN_TRAIN, *REQUIRED_PATCHES)
+    assert missing_comparisons(replace(honest(Stage.INFER), hardware=SIM)) == REQUIRED_GOLDEN_INFER
+
+
+@pytest.mark.parametrize("strategy", [s for s in Strategy if s not in (Strategy.SINGLE, Strategy.MEGATRON)])
+def test_a_tiny_pass_of_several_ranks_takes_its_parity_with_one_process(strategy: Strategy) -> None:
+    def spread(stage: Stage, hardware: Hardware) -> Evidence:
+        piece = honest(stage, hardware)
+        return replace(piece, facts={**piece.facts, "strategy": str(strategy)})
+
+    assert set(missing_comparisons(spread(Stage.TRAIN, CPU))) == set(REQUIRED_PARITY)
+    assert set(missing_comparisons(spread(Stage.TRAIN, SIM))) == set(REQUIRED_PARITY)
+    assert missing_comparisons(spread(Stage.TRAIN, A2)) == ()
+    assert missing_comparisons(spread(Stage.INFER, CPU)) == ()
+
+
+def test_a_strategy_that_is_none_leaves_the_proof_missing() -> None:
+    piece = honest()
+    assert missing_comparisons(replace(piece, facts={**piece.facts, "strategy": "tensor"})) == ("a proof of train",)
+    assert missing_comparisons(replace(piece, facts={k: v for k, v in piece.facts.items() if k != "strategy"})) == ("a proof of train",)
 
 
 def test_a_negative_control_holds_by_differing() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from harness.commands_devices import tiny_devices
 from harness.matrix import parse_matrix
 from harness.model import Algorithm, Cell, Engine, Hardware, Matrix, Ruling, RulingKind, Stage, Strategy, Tier, Tuner, Weights
 from harness.rules import applicable_stages, changed_options, matches, proof_gap, required_stages, rule_for
@@ -29,13 +32,46 @@ def ruling(matrix: Matrix, cell_id: str, hardware: Hardware, weights: Weights, r
     return rule_for(cell_of(matrix, cell_id), matrix, hardware=hardware, weights=weights, rehearsal=rehearsal)
 
 
-def test_on_a_plain_cpu_exactly_the_skeleton_runs(matrix: Matrix) -> None:
+SPREAD = tuple(s for s in Strategy if s not in (Strategy.SINGLE, Strategy.MEGATRON))
+TEXT_MODELS = ("qwen2_5_0_5b_instruct", "qwen3_0_6b", "qwen3_30b_a3b")
+
+
+def running(matrix: Matrix, hardware: Hardware) -> dict[str, Cell]:
     runnable = (RulingKind.RUN, RulingKind.EXPECT_FAIL)
-    runs = {c.id for c in select_cells(matrix) if rule_for(c, matrix, hardware=Hardware.CPU, weights=Weights.TINY).kind in runnable}
+    return {c.id: c for c in select_cells(matrix) if rule_for(c, matrix, hardware=hardware, weights=Weights.TINY).kind in runnable}
+
+
+def table(strategies: Iterable[Strategy]) -> set[str]:
+    """Every text model with every offline algorithm, both tuners and `strategies`."""
+    axes = (("sft", "pt", "dpo", "rm"), TEXT_MODELS, ("lora", "full"), strategies)
+    return {"-".join(map(str, words)) for words in product(*axes)}
+
+
+def test_a_plain_cpu_runs_the_skeleton_and_of_every_strategy_what_it_does_as_asked(matrix: Matrix) -> None:
+    runs = running(matrix, Hardware.CPU)
     skeleton = {c.id for c in matrix.cells if c.tier is Tier.PR}
-    assert runs >= skeleton and len(skeleton) == 17
-    assert {c.strategy for c in matrix.cells if c.id in runs} == {Strategy.SINGLE}
-    assert runs - skeleton == {"sft-qwen2_7b_instruct-lora-single"}
+    assert runs.keys() >= skeleton and len(skeleton) == 18
+    others = {f"sft-qwen2_7b_instruct-lora-{strategy}" for strategy in ("single", "ddp-x4", "ddp-x8")}
+    assert runs.keys() - skeleton == (table((Strategy.SINGLE, Strategy.DDP)) - skeleton) | others
+
+
+def test_a_simulated_npu_runs_every_strategy_with_every_offline_algorithm_and_tuner_of_three_families(matrix: Matrix) -> None:
+    runs = running(matrix, Hardware.SIM)
+    assert runs.keys() >= running(matrix, Hardware.CPU).keys()
+    # Tiny models of one family are the same model, whichever real one a cell names.
+    found = {(str(c.algorithm), c.model.family, str(c.tuner), c.strategy) for c in runs.values()}
+    families = ("qwen2", "qwen3", "qwen3_moe")
+    assert found == set(product(("sft", "pt", "dpo", "rm"), families, ("lora", "full"), (Strategy.SINGLE, *SPREAD)))
+    for cell in runs.values():
+        assert proof_gap(cell, Stage.TRAIN, hardware=Hardware.SIM, weights=Weights.TINY) == "", cell.id
+    ranks = {strategy: {tiny_devices(cell) for cell in runs.values() if cell.strategy is strategy} for strategy in SPREAD}
+    assert ranks == dict.fromkeys(SPREAD, {2, 4})
+
+
+@pytest.mark.parametrize("strategy", [s for s in SPREAD if s is not Strategy.DDP])
+def test_a_strategy_that_a_plain_cpu_does_otherwise_than_asked_is_not_run_there(matrix: Matrix, strategy: Strategy) -> None:
+    found = ruling(matrix, f"sft-qwen2_5_0_5b_instruct-lora-{strategy}", Hardware.CPU, Weights.TINY)
+    assert found == Ruling(RulingKind.NOT_RUNNABLE, f"a plain cpu does not do {strategy} as asked: a simulated NPU does")
 
 
 @pytest.mark.parametrize("hardware", list(Hardware))
@@ -54,11 +90,12 @@ def test_nothing_is_ruled_out_or_expected_to_fail_without_a_because(
 @pytest.mark.parametrize(
     "cell_id,because",
     [
-        ("sft-qwen2_7b_instruct-lora-zero2", "strategy zero2 isn't built off an NPU yet"),
-        ("sft-qwen3_8b-lora-fsdp1", "strategy fsdp1 isn't built off an NPU yet"),
+        ("sft-qwen2_7b_instruct-lora-zero2", "a plain cpu does not do zero2 as asked: a simulated NPU does"),
+        ("sft-qwen3_8b-lora-fsdp1", "a plain cpu does not do fsdp1 as asked: a simulated NPU does"),
+        ("sft-qwen2_5_0_5b_instruct-lora-ddp-sp2", "option sequence_parallel_size isn't built off an NPU yet"),
         ("sft-qwen2_5_7b_instruct-lora-single-vllm", "engine vllm isn't built off an NPU yet"),
         ("sft-qwen2_5_7b_instruct-lora-single-flash_attn", "option attn_impl isn't built off an NPU yet"),
-        ("sft-qwen3_30b_a3b-lora-fsdp1", "strategy fsdp1 isn't built off an NPU yet"),
+        ("sft-qwen3_30b_a3b-lora-fsdp1", "a plain cpu does not do fsdp1 as asked: a simulated NPU does"),
         ("sft-qwen3_5_27b-lora-megatron", "no tiny model of family qwen3_5 is built yet"),
     ],
 )
@@ -216,7 +253,7 @@ def test_every_required_stage_of_the_skeleton_has_a_proof_on_a_cpu(matrix: Matri
 @pytest.mark.parametrize(
     "cell_id,stage,because",
     [
-        ("sft-qwen2_7b_instruct-lora-zero2", Stage.TRAIN, "the proof of strategy zero2 isn't built yet"),
+        ("sft-qwen3_5_27b-lora-megatron", Stage.TRAIN, "the proof of strategy megatron isn't built yet"),
         ("sft-qwen2_5_7b_instruct-lora-single-vllm", Stage.INFER, "the proof of engine vllm isn't built yet"),
         ("kto-qwen3_8b-lora-single", Stage.TRAIN, "the proof of algorithm kto isn't built yet"),
         ("sft-qwen3_8b-qlora-single", Stage.TRAIN, "the proof of tuner qlora isn't built yet"),
