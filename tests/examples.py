@@ -29,8 +29,10 @@ from harness.model import (
     Strategy,
     Tier,
     Tuner,
+    Weights,
     Witness,
 )
+from harness.proof_required import Asked
 from harness.tensors import Tensor, TensorFile, digest, round_to_bfloat16
 from harness.vocabulary import Vocabulary
 from harness.witness_log import parse_witness
@@ -60,6 +62,17 @@ def cell(algorithm: Algorithm = Algorithm.SFT, tuner: Tuner = Tuner.LORA, strate
         f"tiny/{algorithm}/{tuner}/{strategy}", model, algorithm, tuner, strategy, Engine.TRANSFORMERS, Options(), (Hardware.A2,),
         Tier.PR, recipe, 1, "tiny-key", "a block", 1,
     )  # fmt: skip
+
+
+def asked(
+    tuner: Tuner = Tuner.LORA,
+    algorithm: Algorithm = Algorithm.SFT,
+    strategy: Strategy = Strategy.SINGLE,
+    weights: Weights = Weights.TINY,
+    hardware: Hardware = Hardware.CPU,
+) -> Asked:
+    """What decides which comparisons a pass takes."""
+    return Asked(weights, tuner, algorithm, strategy, hardware)
 
 
 # Tensors
@@ -194,7 +207,8 @@ def train_events(
     begin: Event = {
         "event": "train_begin", "device": "cpu", "device_name": "cpu", "simulated": False, "global_step": first, "max_steps": last,
         "wrapped_class": "PeftModelForCausalLM" if lora else "Qwen2ForCausalLM", "model_class": "Qwen2ForCausalLM",
-        "distributed_type": "NO", "zero_stage": None, "sharding": None, "backend": None, "param_class": "Parameter", "dtypes": {"float32": 1000},
+        "distributed_type": "NO", "zero_stage": None, "sharding": None, "backend": None, "param_class": "Parameter",
+        "dtypes": {"float32": 1000},
         "numel_local": 1000, "numel_global": 1000, "trainable_tensors": 28, "trainable_numel": 100,
         "trainable_digest": digest(weights_at(first, tuner).tensors) if first else before,
         "adapter_modules": sorted(MODULES) if lora else [],
@@ -213,7 +227,7 @@ def train_events(
     end = digest(weights_at(last, tuner).tensors)
     events.append({
         "event": "train_end", "global_step": last, "trainable_digest": end, "first_moments_numel": begin["trainable_numel"],
-        "lora_b_max_abs": 1.5 if lora else None, "patched": {}, "operators": None,
+        "lora_b_max_abs": 1.5 if lora else None, "patched": {}, "offloading": [], "operators": None,
     })  # fmt: skip
     return [*events, {"event": "end", "peak_rss_mib": 950.0}]
 

@@ -11,7 +11,7 @@ import pytest
 from examples import Event
 
 from harness.found import Answer, Answers, Inference, Role, Way
-from harness.model import Algorithm, Comparison, Hardware, Stage, Tuner, Weights
+from harness.model import Comparison, Hardware, Stage, Tuner, Weights
 from harness.proof_infer import prove_infer, said, wanted_inferences
 from harness.proof_required import missing_required
 from harness.vocabulary import Vocabulary, read_vocabulary
@@ -67,7 +67,7 @@ def witnessing(events: Sequence[Event], role: Role = Role.ADAPTER, way: Way = PL
 def test_an_honest_inference_passes_and_nothing_required_is_left_out(tuner: Tuner) -> None:
     made = prove(tuner=tuner)
     assert ex.causes(made) == ()
-    assert missing_required(Stage.INFER, made, weights=Weights.TINY, tuner=tuner, algorithm=Algorithm.SFT) == ()
+    assert missing_required(Stage.INFER, made, ex.asked(tuner)) == ()
     names = [c.name for c in made]
     assert len(names) == len(set(names))
 

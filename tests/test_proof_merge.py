@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.found import CheckpointFiles, Role
-from harness.model import Algorithm, Blame, Comparison, Stage, Tuner, Weights
+from harness.model import Blame, Comparison, Stage
 from harness.proof_config import Surroundings
 from harness.proof_merge import prove_logits, prove_merge
 from harness.proof_required import missing_required
@@ -45,7 +45,7 @@ HONEST = {"base": Role.BASE, "adapter": Role.ADAPTER, "merged": Role.MERGED}
 def test_an_honest_merge_passes_and_nothing_required_is_left_out() -> None:
     made = prove() + prove_of(HONEST)
     assert ex.causes(made) == ()
-    assert missing_required(Stage.MERGE, made, weights=Weights.TINY, tuner=Tuner.LORA, algorithm=Algorithm.SFT) == ()
+    assert missing_required(Stage.MERGE, made, ex.asked()) == ()
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.model import Algorithm as A
-from harness.model import Blame, Hardware, Stage, Strategy, Tuner, Weights
+from harness.model import Hardware, Stage, Strategy, Tuner, Weights
 from harness.proof_asked import other_words, prove_arguments
-from harness.proof_process import prove_device, prove_process, prove_strategy
+from harness.proof_golden import REQUIRED_GOLDEN_INFER, REQUIRED_GOLDEN_TRAIN, REQUIRED_PARITY, REQUIRED_PATCHES
+from harness.proof_process import prove_device, prove_process
 from harness.proof_required import REQUIRED, required
 
 
@@ -171,19 +171,48 @@ def test_a_device_without_a_name_is_not_the_chip_that_was_asked_for() -> None:
     assert not prove_device("x", Hardware.A2, witness, [{"device": "npu:0", "device_name": None}], ("Ascend910B*",)).ok
 
 
-@pytest.mark.parametrize("strategy", [s for s in Strategy if s is not Strategy.SINGLE])
-def test_a_strategy_without_a_proof_is_no_pass_and_the_harness_s_lack(strategy: Strategy) -> None:
-    made = prove_strategy("x", strategy, ex.result(ex.train_events()), ex.train_events()[1])
-    assert (made.ok, made.cause, made.blame) == (False, "proof.strategy_unbuilt", Blame.HARNESS)
-
-
 @pytest.mark.parametrize("stage", list(REQUIRED))
 @pytest.mark.parametrize("tuner", [Tuner.LORA, Tuner.FULL])
-def test_what_is_required_is_named_once(stage: Stage, tuner: Tuner) -> None:
-    names = required(stage, weights=Weights.TINY, tuner=tuner, algorithm=A.SFT)
-    assert len(names) == len(set(names)) and all(name.startswith(f"{stage}.") for name in names)
+@pytest.mark.parametrize("strategy", [s for s in Strategy if s is not Strategy.MEGATRON])
+@pytest.mark.parametrize("hardware", [Hardware.CPU, Hardware.SIM, Hardware.A2])
+def test_what_is_required_is_named_once(stage: Stage, tuner: Tuner, strategy: Strategy, hardware: Hardware) -> None:
+    names = required(stage, ex.asked(tuner, strategy=strategy, hardware=hardware))
+    assert len(names) == len(set(names))
+    assert {name.partition(".")[0] for name in names} <= {str(stage), "golden", "parity"}
+
+
+def beside(stage: Stage, strategy: Strategy, hardware: Hardware, weights: Weights = Weights.TINY) -> set[str]:
+    """What is required beyond what one process on a plain cpu needs."""
+    alone = set(required(stage, ex.asked(weights=weights)))
+    return set(required(stage, ex.asked(strategy=strategy, weights=weights, hardware=hardware))) - alone
+
+
+@pytest.mark.parametrize("strategy", [s for s in Strategy if s not in (Strategy.SINGLE, Strategy.MEGATRON)])
+def test_a_tiny_training_of_several_ranks_must_agree_with_one_process_wherever_it_runs_off_an_npu(strategy: Strategy) -> None:
+    assert beside(Stage.TRAIN, strategy, Hardware.CPU) == set(REQUIRED_PARITY)
+    assert beside(Stage.TRAIN, strategy, Hardware.SIM) == {*REQUIRED_PARITY, *REQUIRED_PATCHES}
+    assert beside(Stage.INFER, strategy, Hardware.SIM) == set(REQUIRED_GOLDEN_INFER)
+    assert beside(Stage.INFER, strategy, Hardware.CPU) == set()
+    for stage in REQUIRED:
+        assert beside(stage, strategy, Hardware.A2) == set()
+        assert beside(stage, strategy, Hardware.A2, Weights.REAL) == set()
+
+
+def test_one_process_on_a_simulated_npu_must_agree_with_the_cpu() -> None:
+    assert beside(Stage.TRAIN, Strategy.SINGLE, Hardware.SIM) == {*REQUIRED_GOLDEN_TRAIN, *REQUIRED_PATCHES}
+    assert beside(Stage.INFER, Strategy.SINGLE, Hardware.SIM) == set(REQUIRED_GOLDEN_INFER)
+    for stage in (Stage.RESUME, Stage.MERGE, Stage.DEPLOY):
+        assert beside(stage, Strategy.SINGLE, Hardware.SIM) == set()
+
+
+@pytest.mark.parametrize("strategy", [s for s in Strategy if s is not Strategy.MEGATRON])
+def test_a_resume_takes_the_controls_that_its_strategy_can_have(strategy: Strategy) -> None:
+    names = required(Stage.RESUME, ex.asked(strategy=strategy))
+    assert "resume.control.zero_moments.fails" in names
+    assert ("resume.control.resume_only_model.fails" in names) is (strategy is not Strategy.FSDP2)
+    assert not any("control." in name for name in required(Stage.RESUME, ex.asked(strategy=strategy, weights=Weights.REAL)))
 
 
 def test_a_stage_without_a_proof_has_no_list_of_what_it_needs() -> None:
     with pytest.raises(KeyError):
-        required(Stage.EVAL, weights=Weights.TINY, tuner=Tuner.LORA, algorithm=A.SFT)
+        required(Stage.EVAL, ex.asked())

@@ -10,9 +10,10 @@ import examples as ex
 import pytest
 from examples import Event
 
-from harness.model import Algorithm, Blame, Comparison, Hardware, Stage, StepResult, Tuner, Weights
+from harness.commands_tables import MODEL_ONLY, ZERO_MOMENTS
+from harness.model import Blame, Comparison, Hardware, Stage, StepResult, Weights
 from harness.proof_required import missing_required
-from harness.proof_resume import MODEL_ONLY, ZERO_MOMENTS, prove_resume
+from harness.proof_resume import prove_resume
 
 FROM = 2
 STRAIGHT = ex.result(ex.train_events(), ex.log_text())
@@ -55,7 +56,7 @@ def prove(
 def test_an_honest_resume_passes_and_nothing_required_is_left_out() -> None:
     made = prove()
     assert ex.causes(made) == ()
-    assert missing_required(Stage.RESUME, made, weights=Weights.TINY, tuner=Tuner.LORA, algorithm=Algorithm.SFT) == ()
+    assert missing_required(Stage.RESUME, made, ex.asked()) == ()
 
 
 def test_the_size_of_the_controls_deviation_is_recorded() -> None:
@@ -77,8 +78,8 @@ LIES: dict[str, tuple[Sequence[Event], str, str]] = {
     "other numbers": (ex.train_events(first=FROM, scale=1 + 1e-7), ex.log_text([3, 4], scale=1 + 1e-7), "resume.differs"),
     "numbers that the trainer did not log": (RESUMED, ex.log_text([3, 4], scale=1 + 1e-7), "proof.log_differs"),
     "other weights": (ex.changed(RESUMED, "train_end", trainable_digest="else"), LOG, "resume.differs"),
-    "no final digest": (ex.changed(RESUMED, "train_end", trainable_digest=None), LOG, "resume.differs"),
-    "another device": (ex.changed(RESUMED, "train_begin", device="npu:0"), LOG, "proof.device"),
+    "no final digest": (ex.changed(RESUMED, "train_end", trainable_digest=None), LOG, "proof.ranks"),
+    "half an optimizer": (ex.changed(RESUMED, "train_end", first_moments_numel=50), LOG, "proof.strategy"),
 }  # fmt: skip
 
 
@@ -86,6 +87,10 @@ LIES: dict[str, tuple[Sequence[Event], str, str]] = {
 def test_a_resume_that_lies_is_named(name: str) -> None:
     events, log, cause = LIES[name]
     assert ex.causes(prove(events, log)) == (cause,)
+
+
+def test_a_resume_on_another_device_is_named_as_that_and_as_no_rank_of_this_run() -> None:
+    assert ex.causes(prove(ex.changed(RESUMED, "train_begin", device="npu:0"))) == ("proof.device", "proof.ranks")
 
 
 BLIND = control(ZERO_MOMENTS, scale=1.0)
@@ -127,7 +132,7 @@ def test_a_straight_run_whose_save_was_not_witnessed_is_no_reference() -> None:
 def test_real_weights_need_no_controls() -> None:
     made = prove(controls={}, weights=Weights.REAL)
     assert ex.causes(made) == ()
-    assert missing_required(Stage.RESUME, made, weights=Weights.REAL, tuner=Tuner.LORA, algorithm=Algorithm.SFT) == ()
+    assert missing_required(Stage.RESUME, made, ex.asked(weights=Weights.REAL)) == ()
 
 
 def test_an_npu_may_differ_by_rounding_and_compares_the_weights_themselves() -> None:
