@@ -37,7 +37,7 @@ class View(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        end = len(self._data) if size is None or size < 0 else min(self._at + size, len(self._data))
-        found = self._data[self._at : end].tobytes() if self._at < end else b""
+        end = len(self._data) if size is None or size < 0 else self._at + size
+        found = self._data[self._at : end].tobytes()
         self._at += len(found)
         return found

@@ -200,6 +200,18 @@ def test_a_state_that_is_a_trap_is_a_fault_and_costs_no_memory(tmp_path: Path) -
         tracemalloc.stop()
 
 
+def test_a_state_whose_members_share_bytes_is_a_fault(tmp_path: Path) -> None:
+    torch_file(tmp_path / "optimizer.pt", 5000)
+    content = (tmp_path / "optimizer.pt").read_bytes()
+    start = content.index(b"PK\x01\x02")
+    listed, end = content[start:-22], bytearray(content[-22:])
+    struct.pack_into("<HHI", end, 8, 200, 200, 100 * len(listed))
+    (tmp_path / "optimizer.pt").write_bytes(content[:start] + 100 * listed + end)
+    with zipfile.ZipFile(tmp_path / "optimizer.pt") as archive:
+        assert len(archive.infolist()) == 200 and archive.testzip() is None  # all of it a valid zip
+    assert "overlap" in artifacts.read_checkpoint(tmp_path).fault
+
+
 @given(st.integers(0, 1100), st.integers(1, 255))
 def test_a_changed_byte_of_a_state_never_raises(tmp_path_factory: pytest.TempPathFactory, at: int, by: int) -> None:
     path = tmp_path_factory.mktemp("bent") / "optimizer.pt"

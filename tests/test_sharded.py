@@ -16,6 +16,7 @@ import sharded_samples as ss
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness import sharded
 from harness.packed_experts import packed
 from harness.plain_pickle import Made, Named
 from harness.sharded import optimizer_moments, read_distcp
@@ -104,6 +105,13 @@ def test_a_tensor_cut_along_any_dimensions_is_put_together_again(tmp_path: Path,
         forge.tensor(f"t{number}", wanted[f"t{number}"], boxes)
     found = read_distcp(forge.write(tmp_path / "ck"))
     assert found.fault == "" and ss.contents(found.tensors) == ss.contents(wanted)
+
+
+def test_a_rank_without_a_row_of_a_short_tensor_needs_no_place(tmp_path: Path) -> None:
+    wanted = ss.floats(1, 3)
+    forge = ss.Forge().tensor("t", wanted, [((0, 0), (1, 3)), ((1, 0), (0, 3))])
+    del forge.stored[list(forge.stored)[-1]]
+    assert ss.contents(read_distcp(forge.write(tmp_path)).tensors) == ss.contents({"t": wanted})
 
 
 def test_a_transposed_parameter_is_read_in_the_order_of_its_rows(tmp_path: Path) -> None:
@@ -238,6 +246,22 @@ def test_a_part_of_another_shape_or_dtype_is_a_fault(tmp_path: Path, shape: Any,
     forge.stored.clear()
     forge.place("t", (0, 0), "__0_1.distcp", ss.torch_saved(ss.floats(2, 3, dtype=dtype).raw.tobytes(), shape, strides, dtype))
     assert read_distcp(forge.write(tmp_path)).fault
+
+
+def test_a_part_of_another_dtype_of_the_same_width_is_a_fault(tmp_path: Path) -> None:
+    raw = ss.floats(2, 3, dtype="F16")
+    forge = ss.Forge().tensor("t", raw)
+    forge.stored.clear()
+    forge.place("t", (0, 0), "__0_1.distcp", ss.torch_saved(raw.raw.tobytes(), (2, 3), (3, 1), "BF16"))
+    assert "not the F16" in read_distcp(forge.write(tmp_path)).fault
+
+
+def test_more_metadata_or_parts_than_are_read_here_are_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ss.Forge().tensor("t", ss.floats(2, 3), [((0, 0), (1, 3)), ((1, 0), (1, 3))]).write(tmp_path)
+    monkeypatch.setattr(sharded, "_MOST_PARTS", 1)
+    assert "2 parts, more than" in read_distcp(folder).fault
+    os.truncate(folder / ".metadata", 2**40)
+    assert "1099511627776 bytes, more than" in read_distcp(folder).fault
 
 
 @pytest.mark.parametrize("what", [None, 7, ss.meta("StorageMeta", {}), Named("torch.Size"), ss.meta("TensorStorageMetadata", (1, 2))])
