@@ -16,6 +16,7 @@ from harness.packed_experts import packed
 from harness.tensors import Tensor, TensorFile, canonical, digest
 
 _TEXT_LINEAR = re.compile(r"(.*\.layers\.\d+\..+)\.weight")
+_EXPERT = re.compile(r"(.*)\.experts\.\d+\..*")
 _NOT_TEXT = ("visual", "vision", "audio")
 _LORA = re.compile(r"(.+)\.lora_([AB])\.weight")
 
@@ -70,7 +71,7 @@ def prove_checkpoints(
     ask("of_this_run", "proof.checkpoint_stale", f"nonce {nonce}", lambda step: _stale(found[step], step, nonce))
     ask("witnessed", "proof.checkpoint_stale", "a save as witnessed", lambda step: _unwitnessed(found[step], step, witness))
     if asked is not None:
-        modules = wanted_modules(base, asked)
+        modules = wanted_modules(base, asked, packs_experts(witness))
         ask("adapter", "proof.adapter_rank", f"r {asked.rank}, alpha {asked.alpha:g}", lambda step: _wrong_rank(found[step], asked, layout))
         ask("modules", "proof.adapter_modules", f"{len(modules)} modules", lambda step: _wrong_modules(found[step], modules))
         ask("lora_b", "proof.lora_b_zero", "a LoRA B that is not zero", lambda step: _zero_b(found[step]))
@@ -93,13 +94,24 @@ def prove_checkpoints(
     return tuple(made)
 
 
-def wanted_modules(base: TensorFile, asked: AskedLora) -> frozenset[str]:
-    """The modules that `asked` means: every linear layer of the base model's text layers, or those of them that it names."""
+def packs_experts(witness: Witness) -> bool:
+    """Whether a mixture's experts and its router are tensors in memory and no linear layers: since transformers 5."""
+    return witness.versions.get("transformers", "").partition(".")[0] not in ("", "3", "4")
+
+
+def wanted_modules(base: TensorFile, asked: AskedLora, packed_experts: bool) -> frozenset[str]:
+    """The modules that `asked` means: every linear layer of the base model's text layers, or those of them that it names.
+
+    `packed_experts`: see `packs_experts`. Documents say so too: experts then take part by --target_parameters only.
+    """
     linears = {
         match.group(1)
         for name, tensor in base.tensors.items()
         if (match := _TEXT_LINEAR.fullmatch(name)) and len(tensor.shape) == 2 and not any(word in name for word in _NOT_TEXT)
     }
+    if packed_experts:
+        mixtures = {found.group(1) for name in linears if (found := _EXPERT.fullmatch(name))}
+        linears = {name for name in linears if not _EXPERT.fullmatch(name) and name.removesuffix(".gate") not in mixtures}
     if asked.target_modules == ("all-linear",):
         return frozenset(linears)
     return frozenset(name for name in linears if name.rpartition(".")[2] in asked.target_modules)

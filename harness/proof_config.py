@@ -14,6 +14,8 @@ from harness.vocabulary import Vocabulary
 _NEUTRAL = frozenset({"dtype", "torch_dtype", "transformers_version", "_name_or_path", "pad_token_id", "use_cache"})
 # transformers 5 writes the second form of the first two.
 _ROPE = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
+# Names under which transformers 5 writes what a base model calls otherwise.
+_RENAMED = {"num_experts": "num_local_experts"}
 # What would change a model to which it is added; all else that is added is a default written out.
 _WEIGHTY = frozenset({"quantization_config", "auto_map"})
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -45,7 +47,7 @@ def _changed(base: Mapping[str, Any], merged: Mapping[str, Any]) -> Iterator[str
         # A width that is not in use is saved as null.
         ignored |= {"sliding_window"}
     for name in sorted(base.keys() - ignored):
-        before, after = base[name], merged.get(name)
+        before, after = base[name], merged.get(name, merged.get(_RENAMED.get(name, name)))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from (f"{name}.{text}" for text in _changed(before, after))
         elif before != after:

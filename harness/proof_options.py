@@ -9,7 +9,6 @@ from typing import Any
 from harness.compare import check
 from harness.model import Comparison, Options, Tuner
 
-OFFLOADS = "swift.callbacks.activation_cpu_offload"
 # ms-swift's words for an attention implementation (--attn_impl) to those of transformers' configuration.
 _ATTENTION = {"flash_attn": ("flash_attention_2",), "sdpa": ("sdpa",), "eager": ("eager",)}
 
@@ -59,7 +58,6 @@ def _dropout(options: Options, tuner: Tuner, begin: Mapping[str, Any]) -> str:
 
 
 def _offload(options: Options, end: Mapping[str, Any]) -> str:
-    patched = end.get("patched")
-    layers = [name for name, source in patched.items() if source == OFFLOADS] if isinstance(patched, Mapping) else []
+    layers = end.get("offloading")
     wanted = options.fsdp_config == "activation_offload"
-    return "" if bool(layers) is wanted else f"layers whose activations are offloaded: {layers or 'none'}"
+    return "" if isinstance(layers, list) and bool(layers) is wanted else f"layers whose activations are offloaded: {layers or 'none'}"

@@ -16,7 +16,7 @@ from harness.found import AskedLora, CheckpointFiles
 from harness.metrics import duplicated_steps
 from harness.model import Algorithm, Cell, Comparison, Hardware, MetricRow, Metrics, StepResult, Weights, Witness
 from harness.proof_asked import prove_arguments
-from harness.proof_checkpoint import layout_of, prove_checkpoints, wanted_modules
+from harness.proof_checkpoint import layout_of, packs_experts, prove_checkpoints, wanted_modules
 from harness.proof_options import prove_options
 from harness.proof_process import prove_device, prove_process
 from harness.proof_sanity import prove_logged
@@ -197,7 +197,7 @@ def _prove_adapter(witness: Witness, asked: AskedLora | None, base: TensorFile) 
         return [check("train.adapter", False, "proof.adapter_modules", "a LoRA", "none witnessed")]
     expected = {"r": asked.rank, "lora_alpha": asked.alpha, "scaling": asked.scaling}
     found = {name: lora.get(name) for name in expected}
-    wanted, sat = wanted_modules(base, asked), witnessed_modules(begin)
+    wanted, sat = wanted_modules(base, asked, packs_experts(witness)), witnessed_modules(begin)
     largest = _as_float(end.get("lora_b_max_abs"))
     moved = largest is not None and math.isfinite(largest) and largest > 0
     return [

@@ -119,7 +119,7 @@ def _against_golden(stage: Stage, bench: Bench, golden: Bench) -> tuple[Comparis
         strategy=bench.cell.strategy, result=ours, golden=theirs, dtype=dtype, finals=finals, base=_base(bench)
     )
     witness = rank_zero(ours.witnesses) if bench.host.hardware is Hardware.SIM else None
-    return made if witness is None else made + prove_patches(bench.cell.model.family, witness, bench.cell.options.npu_model_patch)
+    return made if witness is None else made + prove_patches(bench.cell.model.family, witness, bench.cell.options)
 
 
 def _train(bench: Bench, device_names: tuple[str, ...]) -> tuple[Comparison, ...]:

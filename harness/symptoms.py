@@ -46,6 +46,8 @@ NOISE: tuple[Pattern[str], ...] = tuple(
 )
 
 SYMPTOMS: tuple[Symptom, ...] = (
+    _s("comm.mismatch", r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks", "See which rank saves."),
+    _s("ckpt.load", r"checkpoint-\d+` is not an adapter, please try|load_state_dict\(\) got an unexpected keyword|automatically match `model_type` for `[^`]*checkpoint-\d+`", "Gather the checkpoint (FULL_STATE_DICT)."),
     _s(
         "args.unknown",
         r"remaining_argv: \[",

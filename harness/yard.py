@@ -11,7 +11,7 @@ from harness.flow import idle_stages, with_needed
 from harness.host import REHEARSAL_STORE, Host
 from harness.leases import DeviceDesk, Held
 from harness.lock_files import host_folder
-from harness.model import Cell, Evidence, Stage, Strategy
+from harness.model import Cell, Evidence, Stage
 from harness.npu_probe import NpuProbe
 from harness.packing import Load
 from harness.pool import Job, Pool

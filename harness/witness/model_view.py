@@ -66,6 +66,19 @@ def sequence_parallel() -> dict[str, int] | None:
     return {"size": found.world_size, "ulysses": found.sp_world_size or 1, "ring": found.rp_world_size or 1}
 
 
+OFFLOAD = "swift.callbacks.activation_cpu_offload"
+
+
+def offloading(model: Any) -> list[str]:
+    """Classes, sorted, of modules whose own forward ms-swift wrapped to keep its activations in host memory.
+
+    The wrapper takes over its original's name and module, so its code is asked where it was written.
+    """
+    own = ((type(module).__name__, module.__dict__.get("forward")) for module in model.modules())
+    written = ((name, getattr(getattr(forward, "__func__", forward), "__globals__", {})) for name, forward in own if forward is not None)
+    return sorted({name for name, names in written if names.get("__name__") == OFFLOAD})
+
+
 NPU_PATCHES = "swift.model.npu_patch"
 
 

@@ -115,6 +115,7 @@ class Training:
                 first_moments_numel=sharding.first_moments_numel(getattr(self.trainer, "optimizer", None)),
                 lora_b_max_abs=digest.lora_b_max_abs(model),
                 patched=model_view.patched(model),
+                offloading=model_view.offloading(model),
                 operators=None if self._counter is None else self._counter.calls(),
                 npu_calls=operators.npu_calls(),
             )
