@@ -12,11 +12,11 @@ HARNESS = Path(__file__).resolve().parent.parent / "harness"
 ROOMS = {
     0: ("model", "errors", "__init__"),
     1: (
-        "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptoms", "causes", "compare",
+        "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptom*", "causes", "compare",
         "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi*",
         "topology",
         "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "packing", "estimates", "progress",
-        "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
+        "explain", "hang_phase", "log_lines", "sieve", "signs", "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
     ),
     2: (
         "machine", "launch", "supervised", "logs", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts",
@@ -24,7 +24,7 @@ ROOMS = {
         "host_npus", "doctor_host", "doctor_packages", "doctor_model",
     ),
     3: ("bench", "proving", "flow", "pool", "yard", "report", "session", "preflight"),
-    4: ("pytest_plugin", "__main__", "door_machine", "door_doctor"),
+    4: ("pytest_plugin", "door_progress", "__main__", "door_machine", "door_doctor", "door_explain"),
 }  # fmt: skip
 # What the harness's own process may ask of the simulated NPU: to build it, and how a child finds it.
 SIM_DOORS = {"harness.sim.build", "harness.sim.environment"}
