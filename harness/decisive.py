@@ -20,8 +20,8 @@ from harness.log_lines import (
     time_of,
 )
 from harness.sieve import Sieve
-from harness.signs import SIGN_WORDS, SIGNS_OF_LIFE, Sign, ending_of, sign_in
-from harness.symptom_table import FALLBACK, NOT_FINITE, SYMPTOMS
+from harness.signs import SIGNS_OF_LIFE, Sign, ending_of, sign_in
+from harness.symptom_table import FALLBACK, NOT_FINITE
 from harness.symptoms import Symptom
 
 _TRACEBACKS = 3
@@ -55,11 +55,6 @@ class Fault:
     number: int
 
 
-def new_sieve() -> Sieve:
-    """What chooses the lines to look at; several logs of one job may share one."""
-    return Sieve(SYMPTOMS, SIGN_WORDS)
-
-
 class Decisive:
     """Mutable: give it a log's bytes in order, whole lines at a time; one log each.
 
@@ -79,7 +74,7 @@ class Decisive:
         self.error = ""
         self.lines = 0
         self.ended_well = self.went_on = 0
-        self._sieve = sieve or new_sieve()
+        self._sieve = sieve or Sieve()
         self._earlier: list[bytes] = []
         self._now: list[bytes] = []
         self._at = 0
@@ -141,7 +136,7 @@ class Decisive:
             if found is not None and self._is_new(hit, speaker):
                 wanted, start = True, found.start()
                 time = time_of(line)
-                time = last_time(self._before()) if time is None else time
+                time = self._time_before(speaker) if time is None else time
                 self.hits.append(Hit(hit, _around(line, start), self.source, number, speaker, time))
         elif sign := sign_in(said, level, number):
             self.signs = [*self.signs[-7:], sign]
@@ -152,6 +147,10 @@ class Decisive:
             self.error = line[:_QUOTED]
         if wanted and keep:
             self.kept.append(_around(line, start))
+
+    def _time_before(self, speaker: str) -> float | None:
+        """The last time that the same rank said, shortly before."""
+        return last_time(line for line in self._before() if split_speaker(COLOUR.sub("", line))[0] == speaker)
 
     def _is_new(self, symptom: Symptom, speaker: str) -> bool:
         """Whether nothing like it was kept: one line of a rule and speaker is enough, since each speaks in order."""

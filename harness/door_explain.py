@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from harness.decisive import Decisive, new_sieve
+from harness.decisive import Decisive
 from harness.errors import HarnessError
 from harness.explain import Explanation, explain
 from harness.logs import blocks
@@ -47,7 +47,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 def explain_logs(names: Sequence[str], stdin: IO[bytes]) -> Explanation:
     """Read each log once, in bounded memory. Raises HarnessError for one that is not there or can't be read."""
-    sieve = new_sieve()
+    sieve = Sieve()
     return explain([log for name in names for log in _read(name, stdin, sieve)])
 
 

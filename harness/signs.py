@@ -45,9 +45,11 @@ _WENT_ON = re.compile(r"(?i)\b(?:finished|completed|done|success(?:ful(?:ly)?)?)
 SIGNS_OF_LIFE = (b"'loss': ", b'"loss": ', b"'reward': ", b"Saving model checkpoint to", b'HTTP/1.1" 200')
 _NOT_GOOD = re.compile(r"(?i)\b(?:not|un|never|fail\w*|error|abort\w*)\b")
 
-# Words that a line has to hold to be looked at: those above, of tracebacks, of operators that fell back, and of levels.
+# Words that a line has to hold to be looked at: of good ends; and those, of signs, tracebacks, operators that fell back, and levels.
+ENDING_WORDS: frozenset[str] = words_of(_GOOD_END) | words_of(_WENT_ON)
 SIGN_WORDS: frozenset[str] = frozenset(
-    {word for pattern in (_STRONG, _WEAK, _GOOD_END, _WENT_ON) for word in words_of(pattern) if len(word) > 3}
+    {word for pattern in (_STRONG, _WEAK) for word in words_of(pattern) if len(word) > 3}
+    | ENDING_WORDS
     | {"traceback (most", "will fall back", "error", "critical", "fatal", "exception"}
 )
 

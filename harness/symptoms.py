@@ -110,18 +110,6 @@ def _letter(kind: str, value: Any) -> str:
     return ""
 
 
-def is_about_digits(pattern: Pattern[str]) -> bool:
-    """Whether `pattern` tells digits apart: it may then match one of two lines that differ in nothing else."""
-    return _has_digit(sre_parse.parse(pattern.pattern, pattern.flags))
-
-
-def _has_digit(parsed: Any) -> bool:
-    if isinstance(parsed, tuple) and len(parsed) == 2 and str(parsed[0]) in ("LITERAL", "NOT_LITERAL"):
-        return chr(parsed[1]).isdecimal()
-    parts = parsed if isinstance(parsed, list | tuple) or hasattr(parsed, "data") else ()
-    return any(_has_digit(part) for part in parts)
-
-
 def _rarity(word: str) -> int:
     """How telling a word is: numbers alone are everywhere in a log."""
     return len(word) if re.search(r"[a-z]", word) else 1 if word else 0

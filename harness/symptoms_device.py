@@ -70,10 +70,9 @@ DEVICE: tuple[Symptom, ...] = (
     Symptom(
         "visible.unordered",
         "dev.visible_mapping",
-        re.compile(r"ASCEND_(?:RT_)?VISIBLE_DEVICES\s*[=:]\s*[\"']?(\d+(?:\s*,\s*\d+)+)"),
+        re.compile(r"ASCEND_RT_VISIBLE_DEVICES\s*[=:]\s*[\"']?(\d+(?:\s*,\s*\d+)+)"),
         "Give the ids in ascending order, each once; else no device is visible, without a word.",
-        Role.VAGUE,
-        _unordered,
+        check=_unordered,
     ),
     symptom(
         "visible.none",

@@ -61,7 +61,7 @@ ENV: tuple[Symptom, ...] = (
         "cann.symbol",
         "env.cann_pta_pair",
         "Perhaps: upgrade CANN to the version that pairs with this torch_npu and driver.",
-        r"undefined symbol: (?:acl|Hccl|hccl|rt|ge|halM|drv)[A-Z]\w+",
+        r"undefined symbol: (?:acl[a-z]*|Hccl|hccl|rt|ge|hal|drv)[A-Z]\w+",
         r"Failed to find function \w+",
         r"aclnn\w+ not in lib\w*opapi\.so",
         r"lib\w*opapi\.so not found",
@@ -119,7 +119,7 @@ ENV: tuple[Symptom, ...] = (
         "abi.symbol",
         "env.abi_other",
         "Perhaps: install versions of torch, torch_npu and vllm-ascend that were released for each other.",
-        r"undefined symbol: (?!_ZNK?(?:3atb|6AsdOps|3Mki)|(?:acl|Hccl|hccl|rt|ge|halM|drv)[A-Z])",
+        r"undefined symbol: (?!_ZNK?(?:3atb|6AsdOps|3Mki)|(?:acl[a-z]*|Hccl|hccl|rt|ge|hal|drv)[A-Z])",
         r"version [`'](?:GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found",
     ),
     symptom(
