@@ -1,6 +1,7 @@
-"""python -m harness list | show CELL | report | import DIR | doctor: what is declared, what to paste, the tables, other hosts' evidence.
+"""python -m harness list | show CELL | report | import DIR | doctor | explain LOG: what is declared and what to paste, tables, hosts, logs.
 
-`list` and `show` run nothing. Exit codes: 0 done, 1 a check found something, 2 wrong usage, 3 matrix.yaml, 4 evidence, 5 this host.
+`list` and `show` run nothing. Exit codes: 0 done, 1 a check found something, 2 wrong usage, 3 matrix.yaml, 4 evidence, 5 this host,
+6 a failure whose log does not tell its cause.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from harness import report
 from harness.commands import PRELUDE, NotBuilt, documented_commands, shell_line
 from harness.door_doctor import add_doctor
+from harness.door_explain import add_explain
 from harness.door_machine import add_machine
 from harness.errors import EvidenceError, HarnessError, did_you_mean
 from harness.model import Cell, Hardware, Matrix, Weights
@@ -55,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     imported.add_argument("dir", type=Path)
     imported.set_defaults(run=_import)
     add_machine(commands)
+    add_explain(commands)
     examined = commands.add_parser("doctor", help="what keeps this host from NPU work, and what mends it")
     add_doctor(examined)
     for command in (listed, shown, reported, imported, examined):

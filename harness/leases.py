@@ -23,6 +23,8 @@ from harness.ports import Ports, lend_ports
 # ids to what is wrong with those that must not be used now.
 Probe = Callable[[Sequence[int]], Mapping[int, str]]
 PATIENCE_S, RECHECK_S = 30.0, 60.0
+# A ticket that nobody asked for again in this time counts no longer. The pool asks several times a second.
+_DEAF_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,10 @@ class DeviceDesk:
                 continue
             record = read(path)
             since, width = record.get("since"), record.get("width")
-            if isinstance(since, (int, float)) and isinstance(width, int) and now - since > self.patience_s:
+            asked = record.get("asked", 0.0)
+            if not isinstance(since, (int, float)) or not isinstance(width, int) or now - asked > _DEAF_S:
+                continue
+            if now - since > self.patience_s:
                 found.append((since, width))
         since, width = min(found, default=(now, 0))
         longer = want.first_s is not None and want.first_s <= since
@@ -210,13 +215,16 @@ class DeviceDesk:
         return True
 
     def _post(self, want: Want) -> None:
-        if want.first_s is None or want.load.key in self._tickets:
+        """Say, or say again, that `want` waits: who no longer asks, being stopped or busy with other cells, must not hold others up."""
+        if want.first_s is None:
             return
-        path = self.folder / f"waits-{uuid.uuid4().hex}.json"
-        descriptor = try_lock(path)
-        assert descriptor is not None, "the name was made just now"
-        write(descriptor, {"since": want.first_s, "width": want.load.width})
-        self._tickets[want.load.key] = path, descriptor
+        if want.load.key not in self._tickets:
+            path = self.folder / f"waits-{uuid.uuid4().hex}.json"
+            new = try_lock(path)
+            assert new is not None, "the name was made just now"
+            self._tickets[want.load.key] = path, new
+        _, descriptor = self._tickets[want.load.key]
+        write(descriptor, {"since": want.first_s, "width": want.load.width, "asked": time.monotonic()})
 
     def _withdraw(self, key: str) -> None:
         path, descriptor = self._tickets.pop(key, (None, 0))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from harness.decisive import Decisive
-from harness.diagnose import EXCEPTION_IGNORED
+from harness.log_lines import EXCEPTION_IGNORED
 
 HEAD_BYTES = 16 * 1024
 TAIL_BYTES = 64 * 1024
@@ -31,17 +31,18 @@ def read_log(path: Path) -> Log:
         size = file.seek(0, os.SEEK_END)
         if size <= HEAD_BYTES + TAIL_BYTES:
             file.seek(0)
-            text = file.read(size).decode("utf-8", "replace")
-            found.read(text, keep=False)
-            return Log(text, found.error)
+            data = file.read(size)
+            found.read(data)
+            return Log(data.decode("utf-8", "replace"), found.error)
         head, tail = _head(file), _tail(file, size)
         between = len(head), size - len(tail)
-        found.read(head.decode("utf-8", "replace"), keep=False)
-        for block in _blocks(file, *between):
+        found.read(head)
+        file.seek(between[0])
+        for block in blocks(file, between[1] - between[0]):
             found.read(block, keep=True)
         # Python prints it above a traceback that means nothing: without it, the tail would seem to begin with a failure.
         lead = found.before + "\n" if EXCEPTION_IGNORED in found.before else ""
-        found.read(tail.decode("utf-8", "replace"), keep=False)
+        found.read(tail)
     said = "of which these lines stand out:" if found.kept else "in which no line stands out."
     marks = [f"[... {between[1] - between[0]} bytes are left out here, {said}", *found.kept, f"... and the last {len(tail)} bytes:]"]
     return Log(head.decode("utf-8", "replace") + "\n".join(marks) + "\n" + lead + tail.decode("utf-8", "replace"), found.error)
@@ -66,16 +67,18 @@ def _tail(file: IO[bytes], size: int, limit_bytes: int = TAIL_BYTES) -> bytes:
     return (data.partition(b"\n")[2] or data) if size > limit_bytes else data
 
 
-def _blocks(file: IO[bytes], start: int, end: int) -> Iterator[str]:
-    """The bytes from `start` to `end` as text of whole lines; a line longer than a block comes in several."""
-    file.seek(start)
+def blocks(file: IO[bytes], limit_bytes: int | None = None) -> Iterator[bytes]:
+    """What is left of `file`, or `limit_bytes` of it, in blocks of whole lines; a line longer than a block comes in several."""
     rest = b""
-    while start < end and (data := file.read(min(_BLOCK_BYTES, end - start))):
-        start += len(data)
+    while limit_bytes is None or limit_bytes > 0:
+        data = file.read(_BLOCK_BYTES if limit_bytes is None else min(_BLOCK_BYTES, limit_bytes))
+        if not data:
+            break
+        limit_bytes = None if limit_bytes is None else limit_bytes - len(data)
         data = rest + data
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 or (len(data) if len(data) > _BLOCK_BYTES else 0)
         rest = data[cut:]
         if cut:
-            yield data[:cut].decode("utf-8", "replace")
+            yield data[:cut]
     if rest:
-        yield rest.decode("utf-8", "replace")
+        yield rest

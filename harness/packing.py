@@ -77,6 +77,8 @@ def may_start(mine: Load, *, head_width: int, free: int, busy: Sequence[Busy], n
     """
     if head_width <= free - mine.width:
         return True
+    if head_width <= free:
+        return False
     ends = sorted((one.ends_at if one.ends_at is not None else math.inf, one.width) for one in busy)
     gathered = free
     for at, width in ends:

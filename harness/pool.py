@@ -13,6 +13,7 @@ from harness.errors import HostError
 from harness.leases import Desk, Held, Want
 from harness.model import Cell, Evidence, Stage, VerdictKind
 from harness.packing import Busy, Load, ends_after, order
+from harness.progress import Progress
 
 # How soon another harness's end is noticed. Our own wakes the pool at once.
 _POLL_S = 0.1
@@ -38,17 +39,6 @@ class Cancelled(Exception):
 
 class Refused(Exception):
     """This cell was not started, and nothing was recorded of it. Its text says why."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a pool is. `running`: key and seconds so far. `left_s`: about how long until the end; `guessed`: not all of it on records."""
-
-    done: int
-    total: int
-    running: tuple[tuple[str, float], ...]
-    left_s: float
-    guessed: bool
 
 
 @dataclass

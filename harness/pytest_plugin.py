@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.door_progress import LiveProgress
 from harness.errors import HarnessError, did_you_mean
 from harness.host import HostRequest, matrix_file, rehearsal_root
 from harness.interrupts import Interrupts
@@ -42,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--require-npu", action="store_true", help="fail at once where no NPU is usable")
     launchers = "how ms-swift is started (cli: as documented; warm: forked, off NPUs only; auto: warm where it can be)"
     group.addoption("--launcher", default="cli", choices=["cli", "warm", "auto"], help=launchers)
-    group.addoption("--jobs", type=int, default=None, metavar="N", help="cells that run at the same time (cores on a CPU, 1 on NPUs)")
+    group.addoption("--jobs", type=int, default=None, metavar="N", help="cells at the same time (as many as cores or NPUs allow)")
     group.addoption("--as-of", default=None, metavar="DATE", help="date of the tables (newest evidence's)")
     group.addoption("--rehearsal", default=None, metavar="ROOT", help="take /dev, /usr/local/Ascend and the programs from ROOT")
     group.addoption("--matrix", default=None, metavar="FILE", help="another matrix.yaml")
@@ -83,6 +84,7 @@ def _open(config: pytest.Config, runs: bool) -> None:
         raise pytest.UsageError(one_line(error)) from None
     config.stash[SESSION] = session
     if runs:
+        session.watch = LiveProgress(config)
         interrupts = Interrupts(session.hurry)
         interrupts.install()
         config.stash[INTERRUPTS] = interrupts

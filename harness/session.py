@@ -33,6 +33,7 @@ from harness.matrix import parse_matrix
 from harness.model import Cell, Evidence, Hardware, Matrix, Ruling, RulingKind, Run, Stage, Tier, VerdictKind, Weights
 from harness.pool import Job, Pool
 from harness.processes import kill_until_gone, members
+from harness.progress import Progress
 from harness.redact import redact
 from harness.redact_patterns import secret_values
 from harness.rules import rule_for
@@ -88,6 +89,8 @@ class Session:
         self.faults: list[str] = []
         self.scheduled: tuple[Wanted, ...] = ()
         self.parsed: set[tuple[str, ...]] = set()
+        # Told how far the cells are, a few times a second while an item waits, and None when it waits no longer.
+        self.watch: Callable[[Progress | None], object] = lambda progress: None
         self._launch = launch
         self._host: Host | None = None
         self._pool: Pool | None = None
@@ -198,7 +201,11 @@ class Session:
 
     def wait(self, item: Wanted) -> Evidence:
         assert self._pool is not None, "schedule comes first"
-        return self._pool.wait(self._key(item.cell), item.stage)
+        pool = self._pool
+        try:
+            return pool.wait(self._key(item.cell), item.stage, turn=lambda: self.watch(pool.progress()))
+        finally:
+            self.watch(None)
 
     def is_selected(self, item: Wanted, stage: str) -> bool:
         """Whether an item of this run tells of `stage` of the same cell."""

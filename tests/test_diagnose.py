@@ -13,7 +13,8 @@ from harness.causes import CAUSES, blame_of
 from harness.diagnose import CHATTY, SILENT, diagnose
 from harness.logs import read_log
 from harness.model import Blame, Run
-from harness.symptoms import SYMPTOMS, literals_of
+from harness.symptom_table import SYMPTOMS
+from harness.symptoms import words_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LOGS = [row for row in csv.DictReader((FIXTURES / "PROVENANCE.tsv").open(encoding="utf-8"), delimiter="\t") if row["cause"]]
@@ -197,4 +198,4 @@ def test_the_earliest_of_the_buried_symptoms_decides_and_an_excerpt_has_a_bound(
 
 
 def test_every_symptom_has_words_to_look_for_first() -> None:
-    assert {s.pattern.pattern: w for s in SYMPTOMS for w in literals_of(s.pattern) if len(w) < 4} == {}
+    assert {s.id: w for s in SYMPTOMS for w in words_of(s.pattern) if len(w) < 4} == {}

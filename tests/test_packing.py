@@ -59,10 +59,11 @@ NARROW = Load("narrow", 1, 10.0)
         (8, 2, [Busy(6, -3.0)], True, False),
         (4, 2, [Busy(3, 5.0), Busy(3, 50.0)], False, True),
         (9, 2, [Busy(6, None)], False, True),
+        (2, 2, [Busy(6, 100.0)], True, False),
     ],
     ids=[
         "both-fit", "over-before", "guessed-only", "not-over-before", "nobody-knows-when", "overdue", "beside-it-later",
-        "never-fits-anyway",
+        "never-fits-anyway", "head-could-start-now",
     ],
 )  # fmt: skip
 def test_backfill_never_delays_who_has_waited(head_width: int, free: int, busy: list[Busy], known: bool, starts: bool) -> None:

@@ -12,10 +12,11 @@ HARNESS = Path(__file__).resolve().parent.parent / "harness"
 ROOMS = {
     0: ("model", "errors", "__init__"),
     1: (
-        "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptoms", "causes", "compare",
+        "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptom*", "causes", "compare",
         "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi*",
         "topology",
         "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates", "progress",
+        "explain", "hang_phase", "log_lines", "sieve", "signs",
         "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
     ),
     2: (
@@ -24,7 +25,7 @@ ROOMS = {
         "host_npus", "doctor_host", "doctor_packages", "doctor_model", "mapped", "torch_saved", "sharded",
     ),
     3: ("bench", "proving", "goldens", "flow", "pool", "yard", "report", "session", "preflight"),
-    4: ("pytest_plugin", "__main__", "door_machine", "door_doctor"),
+    4: ("pytest_plugin", "door_progress", "__main__", "door_machine", "door_doctor", "door_explain"),
 }  # fmt: skip
 # What the harness's own process may ask of the simulated NPU: to build it, and how a child finds it.
 SIM_DOORS = {"harness.sim.build", "harness.sim.environment"}

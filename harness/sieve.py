@@ -1,0 +1,88 @@
+"""Most lines of a log differ in their digits only: each shape of line is looked at once, so that gigabytes take a minute."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from re import Pattern
+
+from harness.log_lines import clean_line, level_of, split_speaker
+from harness.signs import ENDING_WORDS, SIGN_WORDS
+from harness.symptom_table import FALLBACK, NOT_FINITE, SYMPTOMS
+from harness.symptoms import Symptom, gates_of, words_of
+
+_ZERO_DIGITS = bytes(48 if 48 <= number <= 57 else number for number in range(256))
+# Shapes are forgotten all at once when there are so many, or so many bytes of them: it costs time, not correctness.
+_SHAPES, _SHAPE_BYTES = 100_000, 16 * 2**20
+_NOT_FINITE_WORDS = tuple(words_of(NOT_FINITE.pattern))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """`gates`: each with the words under it. `rules`: word -> rules. `loose`: of each rule a pattern that shapes of its lines match."""
+
+    gates: tuple[tuple[str, tuple[str, ...]], ...]
+    rules: dict[str, tuple[int, ...]]
+    loose: tuple[Pattern[str], ...]
+
+
+@functools.lru_cache(maxsize=1)
+def _table() -> _Table:
+    places: dict[str, list[int]] = {word: [] for word in SIGN_WORDS}
+    for place, symptom in enumerate(SYMPTOMS):
+        for word in words_of(symptom.pattern):
+            places.setdefault(word, []).append(place)
+    gates = tuple(gates_of(places).items())
+    return _Table(gates, {word: tuple(rules) for word, rules in places.items()}, tuple(_loose(s.pattern) for s in SYMPTOMS))
+
+
+def _loose(pattern: Pattern[str]) -> Pattern[str]:
+    """`pattern` for texts whose digits are all 0. What must not follow says nothing there, so it is left out."""
+    text = re.sub(r"\(\?!(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\)", "", pattern.pattern)
+    return re.compile(re.sub(r"\{\d*,?\d*\}|\d", lambda found: found[0] if found[0][0] == "{" else "0", text), pattern.flags & ~re.UNICODE)
+
+
+class Sieve:
+    """Mutable. Chooses the lines of logs that may matter; several logs may share one."""
+
+    def __init__(self) -> None:
+        self._dull: set[bytes] = set()
+        self._telling: dict[bytes, tuple[Symptom, ...]] = {}
+        self._bytes = 0
+
+    def choose(self, raw: list[bytes]) -> list[tuple[int, tuple[Symptom, ...]]]:
+        """The places in `raw` of lines that may matter, in order, with the rules to try on each."""
+        shapes = b"\n".join(raw).translate(_ZERO_DIGITS).split(b"\n")
+        new = set(shapes) - self._dull
+        if not new:
+            return []
+        for shape in new - self._telling.keys():
+            rules = _rules_of(shape.decode("utf-8", "replace"))
+            if rules is None:
+                self._dull.add(shape)
+            else:
+                self._telling[shape] = rules
+            self._bytes += len(shape)
+        chosen = [(at, self._telling[shape]) for at, shape in enumerate(shapes) if shape in self._telling]
+        if len(self._dull) + len(self._telling) > _SHAPES or self._bytes > _SHAPE_BYTES:
+            self._dull, self._telling, self._bytes = set(), {}, 0
+        return chosen
+
+
+def _rules_of(shape: str) -> tuple[Symptom, ...] | None:
+    """Rules to try on lines of a shape; None if none can match, and they are nothing that tells of a failure or an end."""
+    low = shape.lower()
+    if level_of(split_speaker(shape)[1]) in ("info", "warning"):
+        if any(word in low for word in _NOT_FINITE_WORDS) and NOT_FINITE.pattern.search(shape):
+            return (NOT_FINITE,)
+        return () if any(word in low for word in ENDING_WORDS) or FALLBACK.search(shape) else None
+    table = _table()
+    words = [word for gate, under in table.gates if gate in low for word in under if word in low]
+    if not words:
+        return None
+    if not clean_line(shape):
+        return () if FALLBACK.search(shape) else None
+    places = sorted({place for word in words for place in table.rules[word]})
+    rules = tuple(SYMPTOMS[place] for place in places if table.loose[place].search(shape))
+    return rules if rules or not SIGN_WORDS.isdisjoint(words) else None
