@@ -47,7 +47,14 @@ TRAITS: Mapping[Strategy, Trait] = {
     Strategy.SINGLE: Trait(_everywhere("NO"), ""),
     Strategy.DDP: Trait({True: "MULTI_CPU", False: "MULTI_NPU"}, "DistributedDataParallel", exact=True),
     Strategy.FSDP1: Trait(
-        _everywhere("FSDP"), "FullyShardedDataParallel", by="fsdp1", how="FULL_SHARD", parameters=True, optimizer=True, exact=True, units=True
+        _everywhere("FSDP"),
+        "FullyShardedDataParallel",
+        by="fsdp1",
+        how="FULL_SHARD",
+        parameters=True,
+        optimizer=True,
+        exact=True,
+        units=True,
     ),
     Strategy.FSDP2: Trait(_everywhere("FSDP"), "FSDP", by="dtensor", how="S(0)", parameters=True, optimizer=True, units=True),
     Strategy.ZERO2: Trait(_everywhere("DEEPSPEED"), "DeepSpeedEngine", by="zero", how="2", zero_stage=2, optimizer=True, exact=True),
@@ -122,12 +129,13 @@ def _module_by_module(units: object, kept: object) -> bool:
 
 def _shares(stage: str, strategy: Strategy, trait: Trait, ranks: int, begins: Sequence[Mapping[str, Any]]) -> Comparison:
     """Each rank's entries of the parameters: all of them, or no more than an even share allows, together no fewer than all."""
-    totals = {begin.get("numel_global") for begin in begins}
+    totals = [begin.get("numel_global") for begin in begins]
     locals_ = [begin.get("numel_local") for begin in begins]
-    found = f"{locals_} of {'/'.join(map(str, sorted(map(str, totals)))) or 'none'}"
+    found = f"{locals_} of {'/'.join(sorted(set(map(str, totals)))) or 'none'}"
     parts = ranks if trait.parameters else 1
     expected = f"{strategy}: every rank holds {'an even share of' if parts > 1 else 'all'} the parameters"
-    return check(f"{stage}.shards", len(totals) == 1 and _even(locals_, totals.pop(), parts), "proof.strategy", expected, found)
+    shared = bool(totals) and totals.count(totals[0]) == len(totals) and _even(locals_, totals[0], parts)
+    return check(f"{stage}.shards", shared, "proof.strategy", expected, found)
 
 
 def _optimizer(
@@ -155,6 +163,6 @@ def _agree(
 ) -> Comparison:
     """Every rank saw the same whole weights at the beginning and at the end: one that was left out would have drifted away."""
     starts, stops = ([event.get("trainable_digest") for event in events] for events in (begins, ends))
-    same = all(len(digests) == ranks and len(set(digests)) == 1 and all(digests) for digests in (starts, stops))
+    same = all(len(digests) == ranks and all(one and one == digests[0] for one in digests) for digests in (starts, stops))
     found = " and ".join(", ".join(str(digest)[:8] for digest in digests) or "none" for digests in (starts, stops))
     return check(f"{stage}.ranks_agree", same, "proof.ranks", f"{strategy}: {ranks} equal digests at the beginning and at the end", found)
