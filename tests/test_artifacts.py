@@ -14,7 +14,7 @@ import examples as ex
 import numpy as np
 import pytest
 import sharded_samples as ss
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import artifacts
@@ -212,6 +212,7 @@ def test_a_state_whose_members_share_bytes_is_a_fault(tmp_path: Path) -> None:
     assert "overlap" in artifacts.read_checkpoint(tmp_path).fault
 
 
+@settings(deadline=None)  # each example writes a file
 @given(st.integers(0, 1100), st.integers(1, 255))
 def test_a_changed_byte_of_a_state_never_raises(tmp_path_factory: pytest.TempPathFactory, at: int, by: int) -> None:
     path = tmp_path_factory.mktemp("bent") / "optimizer.pt"

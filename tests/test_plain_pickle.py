@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sharded_samples as ss
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import HarnessError
@@ -105,6 +105,7 @@ def test_calls_and_persistent_ids_are_noted_and_nothing_else() -> None:
     assert noted.field("a").pid[0] == "storage" and noted.field("b") is None
 
 
+@settings(deadline=None)  # each example reads a file
 @given(st.binary(max_size=200), st.integers(0, 4000), st.integers(0, 255))
 def test_no_bytes_raise_anything_but_a_sentence(noise: bytes, at: int, byte: int) -> None:
     bent = bytearray((ss.REAL / "pytorch_model_fsdp_0" / ".metadata").read_bytes())[:4000]

@@ -24,7 +24,8 @@ from harness.tensors import TensorFile, digest
 
 WEIGHTS = "pytorch_model_fsdp_0"
 WITNESSED = json.loads((ss.REAL / "npu_matrix_nonce.json").read_text(encoding="utf-8"))["trainable_digest"]
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+# No deadline: each example writes files, and the machine may be busy with trainings.
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def copied(tmp_path: Path) -> Path:
