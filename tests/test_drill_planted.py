@@ -18,6 +18,7 @@ from fakes.planted import FAULTS, QWEN2, QWEN3, QWEN3_MOE, Fault, FromCopy, inst
 
 from harness.artifacts import read_witnesses
 from harness.flow import run_cell
+from harness.goldens import Goldens
 from harness.host import Host
 from harness.machine import SIMULATED_IDS, npu_traces
 from harness.matrix import parse_matrix
@@ -33,11 +34,11 @@ MATRIX = parse_matrix((ROOT / "matrix.yaml").read_text(encoding="utf-8"), "matri
 
 @dataclass(frozen=True)
 class Field:
-    """The installed ms-swift, the folder that its copies go to, and the launcher of the goldens."""
+    """The installed ms-swift, the folder that its copies go to, and the goldens, which it runs."""
 
     swift: Path
     folder: Path
-    goldens: WarmLauncher
+    goldens: Goldens
 
     @contextmanager
     def planted(self, fault: Fault | None) -> Iterator[tuple[Path, WarmLauncher]]:
@@ -55,7 +56,9 @@ class Field:
         """The train stage of a cell on the simulated NPU by the ms-swift in `copy`; `golden_too`: its golden by that one as well."""
         cell = MATRIX.cell(cell_id)
         assert cell is not None
-        runs = copy / "runs" / cell_id
+        kind = self.folder / ("runs-copied-golden" if golden_too else "runs")
+        # Not in the copy, which is removed: a golden that was run for one cell serves the next.
+        runs = kind / f"{copy.name}-{cell_id}"
         host = Host(
             hardware=Hardware.SIM,
             weights="tiny",
@@ -70,13 +73,14 @@ class Field:
             launcher="warm",
         )
         from_copy = FromCopy(copy, launcher)
+        goldens = Goldens(from_copy) if golden_too else self.goldens
         (evidence,) = run_cell(
             cell,
             (Stage.TRAIN,),
             matrix=MATRIX,
             host=host,
             launch=from_copy,
-            golden_launch=from_copy if golden_too else self.goldens,
+            goldens=goldens,
             keep=lambda evidence: None,
             clean=lambda text: text,
             stop=threading.Event(),
@@ -84,7 +88,8 @@ class Field:
         assert swift_files(runs.glob("*")) == {copy / "swift/__init__.py"}, f"not the planted ms-swift ran\n{told(evidence)}"
         golden = (copy / "swift" if golden_too else self.swift) / "__init__.py"
         # Where the run itself crashed there is nothing to compare, and no golden is run.
-        assert swift_files(runs.glob("*/golden/*")) == ({golden} if evidence.comparisons else set()), told(evidence)
+        assert ("golden-train" in evidence.metrics) is bool(evidence.comparisons), told(evidence)
+        assert swift_files(kind.glob("*/goldens/*")) <= {golden}, told(evidence)
         return evidence
 
 
@@ -103,9 +108,11 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
         pytest.skip(f"no simulated NPU here: {because}")
     build()
     folder = tmp_path_factory.mktemp("planted")
-    goldens = WarmLauncher(folder / "goldens")
+    launcher = WarmLauncher(folder / "warm")
+    goldens = Goldens(launcher)
     yield Field(swift, folder, goldens)
     goldens.close()
+    launcher.close()
 
 
 def told(evidence: Evidence) -> str:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from fakes.planted import installed
-from fakes.ranks import FAULTS
 from fakes.strategies import Wrapper, install_wrapper
 
 from harness.flow import run_cell
@@ -46,7 +45,7 @@ class Field:
 
     def train(self, name: str, wrapper: Wrapper) -> Evidence:
         """The train stage of the strategy's cell on the simulated NPU, by the wrapper's programs."""
-        cell = MATRIX.cell(f"sft-qwen2_5_0_5b_instruct-lora-{wrapper.strategy}")
+        cell = MATRIX.cell(f"sft-qwen2_5_0_5b_instruct-{wrapper.tuner}-{wrapper.strategy}")
         assert cell is not None
         host = Host(
             hardware=Hardware.SIM,
@@ -115,10 +114,10 @@ def changed_config(name: str, section: str, **changes: object) -> dict[str, obje
     return {**config, section: {**inner, **changes}}
 
 
-def fsdp1_by(**changes: object) -> Wrapper:
+def fsdp1_by(tuner: str = "lora", **changes: object) -> Wrapper:
     """`accelerate` reads another configuration than it was given; the trained process sees the words that were asked for."""
     config = changed_config("fsdp1", "fsdp_config", **changes)
-    return Wrapper("fsdp1", open={"--config_file": "HERE/other.json"}, files={"other.json": config})
+    return Wrapper("fsdp1", tuner=tuner, open={"--config_file": "HERE/other.json"}, files={"other.json": config})
 
 
 def zero_by(strategy: str, stage: int) -> Wrapper:
@@ -127,8 +126,14 @@ def zero_by(strategy: str, stage: int) -> Wrapper:
     return Wrapper(strategy, hidden={"--deepspeed": "HERE/other.json"}, files={"other.json": {**config, **batch}})
 
 
-KEPT = changed_config("fsdp2_full_state_dict", "fsdp_config", reshard_after_forward=False)
-ONE_UNIT = changed_config("fsdp2_full_state_dict", "fsdp_config", auto_wrap_policy="NO_WRAP")
+def preset_fsdp2(**changes: object) -> dict[str, object]:
+    """ms-swift's preset, with some of its settings changed."""
+    return changed_config("fsdp2_full_state_dict", "fsdp_config", **{"state_dict_type": "SHARDED_STATE_DICT", **changes})
+
+
+KEPT = preset_fsdp2(reshard_after_forward=False)
+# accelerate can't checkpoint the activations of units that it does not know.
+ONE_UNIT = preset_fsdp2(auto_wrap_policy="NO_WRAP", activation_checkpointing=False)
 # Whose other words the trained process shows, and what of them must be told.
 SHOWN = {
     "strips-fsdp": (Wrapper("fsdp2", open={"--fsdp": None}), "--fsdp fsdp2"),
@@ -151,17 +156,15 @@ HIDDEN = {
     "fsdp2-keeps-what-it-gathered": Wrapper("fsdp2", hidden={"--fsdp": "HERE/other.json"}, files={"other.json": KEPT}),
     "fsdp2-in-one-unit": Wrapper("fsdp2", hidden={"--fsdp": "HERE/other.json"}, files={"other.json": ONE_UNIT}),
     "fsdp1-shard-grad-op": fsdp1_by(fsdp_sharding_strategy="SHARD_GRAD_OP"),
-    "fsdp1-no-shard": fsdp1_by(fsdp_sharding_strategy="NO_SHARD"),
-    "fsdp1-in-one-unit": fsdp1_by(fsdp_auto_wrap_policy="NO_WRAP"),
+    # With a LoRA ms-swift takes a policy of PEFT's in the place of any other.
+    "fsdp1-in-one-unit": fsdp1_by("full", fsdp_auto_wrap_policy="NO_WRAP"),
     "fsdp2-for-fsdp1": fsdp1_by(fsdp_version=2),
     "ddp-for-fsdp1": Wrapper("fsdp1", instead="torchrun"),
 }
 ONE_RANK = {
-    "ddp-without-nproc": Wrapper("ddp", environment={"NPROC_PER_NODE": None}),
-    "fsdp2-without-nproc": Wrapper("fsdp2", environment={"NPROC_PER_NODE": None}),
-    "zero3-without-nproc": Wrapper("zero3", environment={"NPROC_PER_NODE": None}),
-    "ddp-of-one": Wrapper("ddp", environment={"NPROC_PER_NODE": "1"}),
-    "zero2-of-one": Wrapper("zero2", environment={"NPROC_PER_NODE": "1"}),
+    "ddp-with-both-devices": Wrapper("ddp", environment={"NPROC_PER_NODE": None}),
+    **{strategy: Wrapper(strategy, "one-device", environment={"NPROC_PER_NODE": None}) for strategy in ("ddp", "fsdp2", "zero2", "zero3")},
+    **{f"{strategy}-by-torchrun": Wrapper(strategy, "one-device", environment={"NPROC_PER_NODE": "1"}) for strategy in ("ddp", "zero3")},
 }
 
 
@@ -197,7 +200,7 @@ DRIFTS = {("shard-dropped", "ddp"), ("not-reduced", "ddp")}
 
 
 def planted() -> list[tuple[str, str]]:
-    everywhere = FAULTS if os.environ.get("STRATEGY_FAULTS") == "all" else IN_EVERY_STRATEGY
+    everywhere = (*IN_EVERY_STRATEGY, *ELSEWHERE) if os.environ.get("STRATEGY_FAULTS") == "all" else IN_EVERY_STRATEGY
     both = [(fault, strategy) for fault in everywhere for strategy in STRATEGIES]
     return [*both, *(pair for pair in ELSEWHERE.items() if pair not in both)]
 

@@ -45,11 +45,7 @@ def _summed(strategy: str) -> None:
     import torch.distributed as dist
 
     if strategy == "ddp":
-
-        def hook(_: Any, bucket: Any) -> Any:
-            return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
-
-        _hook_ddp(hook)
+        _hook_ddp(lambda _, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0]))
     elif strategy == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -83,12 +79,12 @@ def _not_reduced(strategy: str) -> None:
 
     if strategy == "ddp":
 
-        def own(_: Any, bucket: Any) -> Any:
+        def done(tensor: Any) -> Any:
             future: Any = torch.futures.Future()
-            future.set_result(bucket.buffer())
+            future.set_result(tensor)
             return future
 
-        _hook_ddp(own)
+        _hook_ddp(lambda _, bucket: done(bucket.buffer()))
     elif strategy == "fsdp2":
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
@@ -153,7 +149,15 @@ def _mean_of_means(_: str) -> None:
     Trainer.get_batch_samples = own_tokens
 
 
+def _one_device(_: str) -> None:
+    """The process sees one device, as with one in ASCEND_RT_VISIBLE_DEVICES: a warm process has counted them before."""
+    import torch
+
+    torch.npu.device_count = lambda: 1
+
+
 def _hook_ddp(hook: Any) -> None:
+    """A lambda, since DDP looks at the annotations of a function."""
     from torch.nn.parallel import DistributedDataParallel
 
     _after(DistributedDataParallel, "__init__", lambda wrapped: wrapped.register_comm_hook(None, hook))
@@ -178,4 +182,5 @@ FAULTS: Mapping[str, Callable[[str], None]] = {
     "loss-doubled": _scaled_on_rank_1(2.0),
     "same-rows": _same_rows,
     "mean-of-means": _mean_of_means,
+    "one-device": _one_device,
 }
