@@ -62,7 +62,7 @@ def read_checkpoint(folder: Path) -> CheckpointFiles:
     weights = read_tensors(folder)
     if weights is not None and weights.fault:
         faults.append(weights.fault)
-    sharded_loras = weights is not None and weights.path.endswith(_SHARDED_WEIGHTS) and all(map(_LORA.fullmatch, weights.tensors))
+    sharded_loras = weights is not None and weights.path.endswith(_SHARDED_WEIGHTS) and any(map(_LORA.fullmatch, weights.tensors))
     states: dict[str, int] = {}
     for path in [path for pattern in _STATES for path in sorted(folder.glob(pattern))] + _zero_files(folder, faults):
         try:

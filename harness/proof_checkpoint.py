@@ -132,7 +132,7 @@ def _absent(files: CheckpointFiles | None, step: int, adapter: bool, layout: Lay
     missing = []
     if files.weights is None or (not files.weights.tensors and not files.weights.fault):
         missing.append("weights")
-    elif files.is_adapter != adapter:
+    elif files.is_adapter != adapter and not files.weights.fault:
         missing.append("adapter_model.safetensors" if adapter else "model.safetensors")
     if adapter and not layout.sharded and files.adapter_config is None and "adapter_config.json" not in files.fault:
         missing.append("adapter_config.json")
@@ -237,6 +237,8 @@ def _wild(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
 
 def _thin_optimizer(files: CheckpointFiles, numel: object) -> str:
     # Adam keeps two moments a parameter, of two bytes at least.
+    if files.moments is not None:
+        return "" if isinstance(numel, int) and files.moments == 2 * numel else f"moments of {files.moments} entries, not two for {numel} parameters"
     least = 4 * numel if isinstance(numel, int) else 1
     size = sum(held for name, held in files.states.items() if "optim" in name)
     return "" if size >= least else f"the optimizer's files hold {size} bytes, not the {least} of two moments for {numel} parameters"
