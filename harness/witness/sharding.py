@@ -11,7 +11,7 @@ FREES = ("FULL_SHARD", "HYBRID_SHARD")
 
 
 def sharding(model: Any, wrapped: Any) -> dict[str, Any] | None:
-    """{by, how, ranks, units, kept}: `dtensor` with its placements, `fsdp1` with its strategy, `zero` with the engine's stage; None if whole.
+    """{by, how, ranks, units, kept}; None if whole. `dtensor` with its placements, `fsdp1` with its strategies, `zero` with the engine's stage.
 
     `units`: modules below the root whose parameters are gathered apart from all others; `kept`: those of them that stay gathered from
     their forward to their backward. Both None for `zero`, and where this torch does not tell.
@@ -22,8 +22,8 @@ def sharding(model: Any, wrapped: Any) -> dict[str, Any] | None:
     flat = [module for module in model.modules() if type(module).__name__ == FSDP1]
     if flat:
         names = [module.sharding_strategy.name for module in flat]
-        kept = sum(name not in FREES for name in names[1:])
-        return {"by": "fsdp1", "how": ", ".join(sorted(set(names))), "ranks": int(flat[0].world_size), "units": len(names) - 1, "kept": kept}
+        units = {"units": len(names) - 1, "kept": sum(name not in FREES for name in names[1:])}
+        return {"by": "fsdp1", "how": ", ".join(sorted(set(names))), "ranks": int(flat[0].world_size), **units}
     spread = [p for p in model.parameters() if hasattr(p, "to_local") and hasattr(p, "placements")]
     if not spread:
         return None
