@@ -17,7 +17,6 @@ from harness.model import Stage, VerdictKind
 
 # Causes that no lying program can bring about, and where they are tested instead.
 NO_LIE = {
-    "proof.strategy_unbuilt": "says what the harness lacks; tests/test_proof_process.py",
     "proof.nothing_ran": "says that flow started nothing; tests/test_judge.py",
     "proof.nothing_compared": "says that a proof left something out; tests/test_judge.py",
     "proof.unnamed": "says that a proof forgot to name its cause; tests/test_judge.py",

@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 from examples import causes, changed, train_events, witness
 
-from harness.model import Blame, Comparison
-from harness.npu_patches import PATCHES, prove_patches
+from harness.model import Blame, Comparison, Options
+from harness.npu_patches import FLASH, PATCHES, prove_patches
 
 MODULE = "swift.model.npu_patch.model"
 FAMILIES = sorted(PATCHES)
 
 
-def seen(classes: Mapping[str, str], calls: Mapping[str, Any] | None, family: str, on: bool = True) -> tuple[Comparison, ...]:
-    return prove_patches(family, witness(changed(train_events(), "train_end", patched=classes, npu_calls=calls)), switched_on=on)
+def seen(
+    classes: Mapping[str, str], calls: Mapping[str, Any] | None, family: str, on: bool = True, attn_impl: str | None = None
+) -> tuple[Comparison, ...]:
+    events = changed(train_events(), "train_end", patched=classes, npu_calls=calls)
+    return prove_patches(family, witness(events), Options(npu_model_patch=on, attn_impl=attn_impl))
 
 
 def honest(family: str) -> tuple[dict[str, str], dict[str, int]]:
@@ -100,4 +103,25 @@ def test_calls_that_nobody_counted_are_not_claimed_to_be_enough() -> None:
 
 def test_a_witness_that_saw_no_end_of_training_saw_no_patch() -> None:
     events = [event for event in train_events() if event["event"] != "train_end"]
-    assert causes(prove_patches("qwen2", witness(events), switched_on=True)) == ("patch.not_live",)
+    assert causes(prove_patches("qwen2", witness(events), Options())) == ("patch.not_live",)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("on", [True, False])
+def test_flash_attention_calls_its_operator_whatever_the_switch(family: str, on: bool) -> None:
+    classes, calls = honest(family) if on else ({}, {})
+    fused = dict.fromkeys(FLASH, 4)
+    assert causes(seen(classes, {**calls, **fused}, family, on, "flash_attn")) == ()
+    assert causes(seen(classes, calls, family, on, "flash_attn")) == ("patch.not_called",)
+
+
+def test_flash_attention_that_nobody_asked_for_is_uninvited_with_the_switch_off() -> None:
+    for attn_impl in (None, "sdpa", "eager"):
+        assert causes(seen({}, dict.fromkeys(FLASH, 4), "qwen2", False, attn_impl)) == ("patch.not_called",)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_class_that_fsdp2_renamed_is_still_the_patched_one(family: str) -> None:
+    classes, calls = honest(family)
+    renamed = {f"FSDP{name}" if at % 2 else name: module for at, (name, module) in enumerate(sorted(classes.items()))}
+    assert causes(seen(renamed, calls, family)) == ()

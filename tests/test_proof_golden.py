@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import examples
 import numpy as np
 import pytest
+from example_ranks import SPREAD, ran
 from examples import adapter, base_model, causes, changed, inference, log_text, train_events, weights_at, with_tensor, without_tensor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +20,9 @@ from hypothesis import strategies as st
 from harness.bench import Bench
 from harness.found import Answer, Answers, Inference, Role
 from harness.host import Host
-from harness.model import Blame, Cell, Comparison, Hardware, Outcome, Stage, StepResult, Strategy, Tuner, Weights
+from harness.model import Blame, Cell, Comparison, Hardware, Options, Outcome, Stage, StepResult, Strategy, Tuner, Weights
 from harness.npu_patches import prove_patches
-from harness.proof_golden import REQUIRED_GOLDEN_INFER, REQUIRED_GOLDEN_TRAIN, prove_golden_answers, prove_golden_train
+from harness.proof_golden import REQUIRED_GOLDEN_INFER, REQUIRED_GOLDEN_TRAIN, REQUIRED_PARITY, prove_golden_answers, prove_golden_train
 from harness.proving import golden_steps, missing, prove
 from harness.tensors import TensorFile
 from harness.witness_log import rank_zero
@@ -34,6 +36,18 @@ FINAL = weights_at(4)
 def on_sim(log: str | None = None) -> StepResult:
     events = changed(train_events(), "train_begin", **ON_SIM)
     return examples.result(changed(events, "train_end", patched=PATCHED, npu_calls=CALLS), log_text() if log is None else log)
+
+
+def log_with(change: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+    """The honest log with each step's row as `change` makes it; `step` is that row's number."""
+    rows = []
+    for line in log_text().splitlines():
+        row = json.loads(line)
+        if "loss" in row:
+            step = int(str(row["global_step/max_steps"]).partition("/")[0])
+            row = {k: v for k, v in change({**row, "step": step}).items() if k != "step"}
+        rows.append(json.dumps(row) + "\n")
+    return "".join(rows)
 
 
 def on_cpu(events: Sequence[Mapping[str, Any]] | None = None, log: str | None = None) -> StepResult:
@@ -80,7 +94,7 @@ def test_an_honest_pair_holds_and_makes_every_required_comparison() -> None:
     result = on_sim()
     witness = rank_zero(result.witnesses)
     assert witness is not None
-    made = [*proved(result).values(), *prove_patches("qwen2", witness, switched_on=True)]
+    made = [*proved(result).values(), *prove_patches("qwen2", witness, Options())]
     assert causes(made) == ()
     assert set(REQUIRED_GOLDEN_TRAIN) <= {c.name for c in made}
 
@@ -202,6 +216,71 @@ def test_a_golden_of_another_run_is_none() -> None:
 
 def test_a_golden_that_ran_on_the_device_itself_is_refused() -> None:
     assert failed(proved(golden=on_sim())) == {"golden.device": "proof.device"}
+
+
+# Parity of strategies: several ranks against one process with the same global batch
+
+
+def parity(strategy: Strategy, result: StepResult | None = None, **more: Any) -> dict[str, Comparison]:
+    return proved(result or ran(strategy), strategy=strategy, **more)
+
+
+@pytest.mark.parametrize("strategy", SPREAD)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("hardware", [Hardware.CPU, Hardware.SIM])
+def test_honest_ranks_agree_with_one_process_and_make_every_required_comparison(strategy: Strategy, ranks: int, hardware: Hardware) -> None:
+    made = parity(strategy, ran(strategy, ranks, hardware))
+    assert failed(made) == {}
+    assert set(REQUIRED_PARITY) <= made.keys()
+    assert not set(REQUIRED_GOLDEN_TRAIN) & made.keys()
+    assert all(str(strategy) in made[name].expected and "one process" in made[name].expected for name in REQUIRED_PARITY)
+
+
+def test_a_single_process_is_held_to_its_golden_and_named_so() -> None:
+    made = proved()
+    assert set(REQUIRED_GOLDEN_TRAIN) <= made.keys() and not set(REQUIRED_PARITY) & made.keys()
+
+
+@pytest.mark.parametrize("strategy", SPREAD)
+def test_gradients_that_were_summed_and_not_averaged_fail_the_parity_and_name_the_strategy(strategy: Strategy) -> None:
+    doubled = log_with(lambda row: {**row, "grad_norm": 2 * row["grad_norm"]})
+    made = parity(strategy, ran(strategy, log=doubled))
+    assert failed(made) == {"parity.grad_norm": "parity.differs"}
+    assert made["parity.grad_norm"].error == pytest.approx(0.5)  # of the larger one
+    assert f"under {strategy} as in one process" in made["parity.grad_norm"].expected
+    assert made["parity.grad_norm"].blame is Blame.PRODUCT
+
+
+@pytest.mark.parametrize("strategy", SPREAD)
+def test_one_ranks_rows_left_out_fail_the_parity_and_name_the_strategy(strategy: Strategy) -> None:
+    """From the second step on the weights are others, and so are all numbers."""
+    drifted = log_with(lambda row: row if row["step"] == 1 else {**row, "loss": 1.01 * row["loss"], "grad_norm": 0.9 * row["grad_norm"]})
+    made = parity(strategy, ran(strategy, log=drifted), ours=moved(FINAL, 0.3), theirs=FINAL)
+    assert failed(made) == dict.fromkeys(REQUIRED_PARITY, "parity.differs")
+    assert all(str(strategy) in made[name].expected for name in REQUIRED_PARITY)
+
+
+@given(
+    strategy=st.sampled_from(SPREAD),
+    what=st.sampled_from(["loss", "grad_norm"]),
+    step=st.integers(1, examples.STEPS),
+    share=st.floats(1e-4, 1.0) | st.floats(-0.99, -1e-4),
+)
+def test_any_one_number_of_any_step_that_differs_by_a_ten_thousandth_fails(strategy: Strategy, what: str, step: int, share: float) -> None:
+    one = log_with(lambda row: {**row, what: row[what] * (1 + share)} if row["step"] == step else row)
+    assert failed(parity(strategy, ran(strategy, log=one))) == {f"parity.{what}": "parity.differs"}
+
+
+@pytest.mark.parametrize(
+    ("share", "dtype", "unlike"), [(4e-3, "float32", 0), (6e-3, "float32", 1), (4e-2, "bfloat16", 0), (6e-2, "bfloat16", 1)]
+)
+def test_weights_of_ranks_are_held_to_what_training_changed_by_their_dtype(share: float, dtype: str, unlike: int) -> None:
+    made = parity(Strategy.ZERO3, ours=moved(FINAL, share), theirs=FINAL, dtype=dtype)
+    assert tuple(failed(made)) == ("parity.weights",) * unlike
+
+
+def test_a_golden_on_the_ranks_own_device_is_refused() -> None:
+    assert failed(parity(Strategy.DDP, golden=ran(Strategy.DDP))) == {"golden.device": "proof.device"}
 
 
 # Inference

@@ -121,8 +121,10 @@ class Training:
             "train_end",
             global_step=last,
             trainable_digest=trainee.digest,
+            first_moments_numel=sum(array.size for array in trainee.first.values()),
             lora_b_max_abs=largest,
             patched={},
+            offloading=[],
             operators=None,
         )
         runtime = max(elapsed, 1e-3)
@@ -166,6 +168,7 @@ class Training:
             model_class=plain,
             distributed_type="NO",
             zero_stage=None,
+            sharding=None,
             backend=None,
             param_class="Parameter",
             dtypes={TORCH_NAMES[trainee.dtype]: total},
@@ -176,6 +179,9 @@ class Training:
             trainable_digest=trainee.digest,
             adapter_modules=sorted(name.removesuffix(".weight") for name in trainee.modules),
             lora=self._lora(),
+            attn_impl="sdpa",
+            sequence_parallel=None,
+            padding_free=False,
             control=self.witness.control,
             moments_zeroed=2 * len(trainee.parameters) if self.witness.control and moments else None,
             optimizer_moment_norm=trainee.moment_norm if moments else None,

@@ -81,6 +81,20 @@ class Sharded(Honest):
         return {**event, "numel_local": event["numel_local"] // 2, "zero_stage": 3}
 
 
+class HalfAnOptimizer(Honest):
+    """As ZeRO-2 would step it: only the optimizer's state shows that it was spread."""
+
+    def witnessed(self, event: dict[str, Any]) -> dict[str, Any]:
+        return {**event, "first_moments_numel": event["first_moments_numel"] // 2} if event["event"] == "train_end" else event
+
+
+class PaddingFree(Honest):
+    """Rows are packed into one sequence though no option says so."""
+
+    def witnessed(self, event: dict[str, Any]) -> dict[str, Any]:
+        return {**event, "padding_free": True} if event["event"] == "train_begin" else event
+
+
 class MoreArguments(Honest):
     """Words behind the asked ones, which argparse lets win, in forms that name no asked flag."""
 
@@ -172,6 +186,8 @@ LIES = (
     Lie("another_device", "train", "proof.device", "product", AnotherDevice),
     Lie("other_arguments", "train", "proof.argv", "product", OtherArguments),
     Lie("wrapped_in_ddp", "train", "proof.strategy", "product", Wrapped),
-    Lie("two_ranks", "train", "proof.strategy", "product", TwoRanks),
+    Lie("two_ranks", "train", "proof.ranks", "product", TwoRanks),
     Lie("sharded", "train", "proof.strategy", "product", Sharded),
+    Lie("half_an_optimizer", "train", "proof.strategy", "product", HalfAnOptimizer),
+    Lie("unasked_padding_free", "train", "proof.options", "product", PaddingFree),
 )
