@@ -220,7 +220,7 @@ def test_an_empty_place_is_refused_by_name() -> None:
 def test_algorithms_read_their_own_rows_and_say_who_they_are() -> None:
     rows = {a: value(tiny(cell(a), Stage.TRAIN)["train"], "--dataset") for a in Algorithm}
     assert rows[Algorithm.RM] == rows[Algorithm.SIMPO] == "data/dpo.jsonl" and rows[Algorithm.GKD] == "data/sft.jsonl"
-    assert rows[Algorithm.PPO] == "data/grpo.jsonl#12"
+    assert rows[Algorithm.PPO] == "data/grpo.jsonl#24"
     rloo = tiny(cell(Algorithm.RLOO), Stage.TRAIN)["train"]
     assert value(rloo, "--rlhf_type") == "grpo" and value(rloo, "--advantage_estimator") == "rloo"
     assert value(tiny(cell(Algorithm.RERANKER), Stage.TRAIN)["train"], "--task_type") == "reranker"

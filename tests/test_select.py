@@ -8,8 +8,9 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.matrix import parse_matrix
-from harness.model import Matrix, Tier
-from harness.select import select_cells
+from harness.model import Matrix, Stage, Tier
+from harness.rules import applicable_stages, required_stages
+from harness.select import select_cells, stages_in
 
 SMALL = (Path(__file__).parent / "matrix_small.yaml").read_text(encoding="utf-8")
 
@@ -58,3 +59,39 @@ def test_a_cell_that_is_only_parsed_is_not_selected_by_its_id_either(matrix: Mat
 def test_an_id_outside_the_tier_is_refused_and_not_dropped(matrix: Matrix) -> None:
     with pytest.raises(HarnessError, match=r"is of tier weekly, which --tier pr leaves out\. Ask for --tier weekly"):
         select_cells(matrix, tier=Tier.PR, ids=["sft-qwen3_8b-lora-zero2-packing"])
+
+
+@pytest.fixture(scope="module")
+def staged() -> Matrix:
+    return parse_matrix(SMALL.replace("\nclaims:", BLOCKS + "claims:"), "matrix.yaml")
+
+
+BLOCKS = """
+  one_stage: {models: [qwen3_8b], algorithms: [sft], tuners: [full], strategies: [ddp], hardware: [a2], tier: nightly, stages: [train]}
+  two_stages: {models: [qwen3_8b], algorithms: [sft], tuners: [lora], strategies: [ddp], hardware: [a2], tier: pr, stages: [infer, train]}
+  all_stages: {models: [qwen2_7b], algorithms: [sft], tuners: [lora], strategies: [ddp], hardware: [a2], tier: pr}
+"""
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+@pytest.mark.parametrize(
+    ("cell_id", "named"),
+    [
+        ("sft-qwen3_8b-full-ddp", (Stage.TRAIN,)),
+        ("sft-qwen3_8b-lora-ddp", (Stage.TRAIN, Stage.INFER)),
+        ("sft-qwen2_7b-lora-ddp", None),
+    ],
+)
+def test_a_block_that_names_its_stages_leaves_the_others_to_the_last_tier(
+    staged: Matrix, tier: Tier, cell_id: str, named: tuple[Stage, ...] | None
+) -> None:
+    cell = staged.cell(cell_id)
+    assert cell is not None
+    # In the order in which they run, whatever the order in which they are named.
+    assert stages_in(cell, tier) == (applicable_stages(cell) if named is None or tier is Tier.WEEKLY else named)
+
+
+def test_a_stage_that_a_block_left_out_is_still_one_that_its_mark_takes(staged: Matrix) -> None:
+    cell = staged.cell("sft-qwen3_8b-full-ddp")
+    assert cell is not None
+    assert set(required_stages(cell.algorithm, cell.tuner, cell.engine)) > set(stages_in(cell, Tier.NIGHTLY))
