@@ -45,7 +45,7 @@ class Field:
 
     def train(self, name: str, wrapper: Wrapper) -> Evidence:
         """The train stage of the strategy's cell on the simulated NPU, by the wrapper's programs."""
-        cell = MATRIX.cell(f"sft-qwen2_5_0_5b_instruct-{wrapper.tuner}-{wrapper.strategy}")
+        cell = MATRIX.cell(f"sft-qwen2_5_0_5b_instruct-lora-{wrapper.strategy}")
         assert cell is not None
         host = Host(
             hardware=Hardware.SIM,
@@ -114,10 +114,10 @@ def changed_config(name: str, section: str, **changes: object) -> dict[str, obje
     return {**config, section: {**inner, **changes}}
 
 
-def fsdp1_by(tuner: str = "lora", **changes: object) -> Wrapper:
+def fsdp1_by(**changes: object) -> Wrapper:
     """`accelerate` reads another configuration than it was given; the trained process sees the words that were asked for."""
     config = changed_config("fsdp1", "fsdp_config", **changes)
-    return Wrapper("fsdp1", tuner=tuner, open={"--config_file": "HERE/other.json"}, files={"other.json": config})
+    return Wrapper("fsdp1", open={"--config_file": "HERE/other.json"}, files={"other.json": config})
 
 
 def zero_by(strategy: str, stage: int) -> Wrapper:
@@ -156,15 +156,20 @@ HIDDEN = {
     "fsdp2-keeps-what-it-gathered": Wrapper("fsdp2", hidden={"--fsdp": "HERE/other.json"}, files={"other.json": KEPT}),
     "fsdp2-in-one-unit": Wrapper("fsdp2", hidden={"--fsdp": "HERE/other.json"}, files={"other.json": ONE_UNIT}),
     "fsdp1-shard-grad-op": fsdp1_by(fsdp_sharding_strategy="SHARD_GRAD_OP"),
-    # With a LoRA ms-swift takes a policy of PEFT's in the place of any other.
-    "fsdp1-in-one-unit": fsdp1_by("full", fsdp_auto_wrap_policy="NO_WRAP"),
     "fsdp2-for-fsdp1": fsdp1_by(fsdp_version=2),
     "ddp-for-fsdp1": Wrapper("fsdp1", instead="torchrun"),
 }
+NO_NPROC: dict[str, str | None] = {"NPROC_PER_NODE": None}
 ONE_RANK = {
-    "ddp-with-both-devices": Wrapper("ddp", environment={"NPROC_PER_NODE": None}),
-    **{strategy: Wrapper(strategy, "one-device", environment={"NPROC_PER_NODE": None}) for strategy in ("ddp", "fsdp2", "zero2", "zero3")},
-    **{f"{strategy}-by-torchrun": Wrapper(strategy, "one-device", environment={"NPROC_PER_NODE": "1"}) for strategy in ("ddp", "zero3")},
+    "ddp-with-both-devices": Wrapper("ddp", environment=NO_NPROC),
+    "ddp": Wrapper("ddp", "one-device", environment=NO_NPROC),
+    **{f"{s}-by-torchrun": Wrapper(s, "one-device", environment={"NPROC_PER_NODE": "1"}) for s in ("ddp", "fsdp2", "zero2", "zero3")},
+}
+# What ms-swift, accelerate or DeepSpeed themselves refuse to do in one process.
+REFUSED = {
+    "fsdp2": Wrapper("fsdp2", "one-device", environment=NO_NPROC),
+    "zero2-with-both-devices": Wrapper("zero2", environment=NO_NPROC),
+    "zero3": Wrapper("zero3", "one-device", environment=NO_NPROC),
 }
 
 
@@ -184,6 +189,11 @@ def test_another_strategy_behind_the_asked_words_is_found_in_the_objects(field: 
 def test_one_rank_instead_of_two_is_found(field: Field, name: str) -> None:
     wrapper = ONE_RANK[name]
     assert f"{wrapper.strategy}: " in failed_as(field.train(f"one-{name}", wrapper), "proof.ranks")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_strategy_that_one_process_refuses_is_no_pass(field: Field, name: str) -> None:
+    failed_as(field.train(f"refused-{name}", REFUSED[name]), "run.exit_nonzero", "args.conflict")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -11,7 +11,7 @@ FREES = ("FULL_SHARD", "HYBRID_SHARD")
 
 
 def sharding(model: Any, wrapped: Any) -> dict[str, Any] | None:
-    """{by, how, ranks, units, kept}; None if whole. `dtensor` with its placements, `fsdp1` with its strategies, `zero` with the engine's stage.
+    """{by, how, ranks, units, kept}; None if whole. `dtensor` with its placements, `fsdp1` with its strategies, `zero` with its stage.
 
     `units`: modules below the root whose parameters are gathered apart from all others; `kept`: those of them that stay gathered from
     their forward to their backward. Both None for `zero`, and where this torch does not tell.

@@ -12,28 +12,37 @@ from typing import Any
 from fakes.install import TESTS, write_executable
 from fakes.ranks import Edits
 
-_HEAD = '''#!{python}
+_HEAD = """#!{python}
 import json, os, subprocess, sys
 sys.path.insert(0, {tests!r})
 from fakes.ranks import be, edited
 asked = json.loads({asked!r})
-'''
-_ENVIRONMENT = '''
+"""
+_ENVIRONMENT = """
 for name, value in asked["environment"].items():
     os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-'''
+"""
 # On each rank, in the place of swift/cli/sft.py.
 _RANK = _HEAD + 'be(asked["fault"], asked["strategy"], asked["hidden"])\n'
-_TORCHRUN = '''
+_TORCHRUN = """
 def start(words):
     ranks = os.environ.get("NPROC_PER_NODE")
     several = ["-m", "torch.distributed.run", "--nproc_per_node", ranks, "--master_port", os.environ["MASTER_PORT"]] if ranks else []
     sys.exit(subprocess.run([sys.executable, *several, {rank!r}, *words]).returncode)
-'''
-_SWIFT = _HEAD + _ENVIRONMENT + _TORCHRUN + '''
+"""
+_SWIFT = (
+    _HEAD
+    + _ENVIRONMENT
+    + _TORCHRUN
+    + """
 start(edited(sys.argv[2:], asked["open"]))
-'''
-_ACCELERATE = _HEAD + _ENVIRONMENT + _TORCHRUN + '''
+"""
+)
+_ACCELERATE = (
+    _HEAD
+    + _ENVIRONMENT
+    + _TORCHRUN
+    + """
 words = edited(sys.argv[1:], asked["open"])
 script = next(at for at, word in enumerate(words) if word.endswith(".py"))
 if asked["instead"] == "torchrun":
@@ -43,7 +52,8 @@ words[script] = {rank!r}
 sys.argv[1:] = words
 from accelerate.commands.accelerate_cli import main
 sys.exit(main())
-'''
+"""
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,6 @@ class Wrapper:
 
     strategy: str
     fault: str = ""
-    tuner: str = "lora"
     open: Edits = field(default_factory=dict)
     hidden: Edits = field(default_factory=dict)
     environment: Mapping[str, str | None] = field(default_factory=dict)
