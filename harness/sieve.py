@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import dataclass
 from re import Pattern
 
 from harness.log_lines import clean_line, level_of, split_speaker
-from harness.signs import ENDING_WORDS, SIGN_WORDS
+from harness.signs import ENDING_WORDS, SIGN_WORDS, may_tell
 from harness.symptom_table import FALLBACK, NOT_FINITE, SYMPTOMS
-from harness.symptoms import Symptom, gates_of, words_of
+from harness.symptoms import Symptom, gates_of, loose, words_of
 
 _ZERO_DIGITS = bytes(48 if 48 <= number <= 57 else number for number in range(256))
 # Shapes are forgotten all at once when there are so many, or so many bytes of them: it costs time, not correctness.
@@ -34,13 +33,7 @@ def _table() -> _Table:
         for word in words_of(symptom.pattern):
             places.setdefault(word, []).append(place)
     gates = tuple(gates_of(places).items())
-    return _Table(gates, {word: tuple(rules) for word, rules in places.items()}, tuple(_loose(s.pattern) for s in SYMPTOMS))
-
-
-def _loose(pattern: Pattern[str]) -> Pattern[str]:
-    """`pattern` for texts whose digits are all 0. What must not follow says nothing there, so it is left out."""
-    text = re.sub(r"\(\?!(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\)", "", pattern.pattern)
-    return re.compile(re.sub(r"\{\d*,?\d*\}|\d", lambda found: found[0] if found[0][0] == "{" else "0", text), pattern.flags & ~re.UNICODE)
+    return _Table(gates, {word: tuple(rules) for word, rules in places.items()}, tuple(loose(s.pattern) for s in SYMPTOMS))
 
 
 class Sieve:
@@ -73,7 +66,9 @@ class Sieve:
 def _rules_of(shape: str) -> tuple[Symptom, ...] | None:
     """Rules to try on lines of a shape; None if none can match, and they are nothing that tells of a failure or an end."""
     low = shape.lower()
-    if level_of(split_speaker(shape)[1]) in ("info", "warning"):
+    said = split_speaker(shape)[1]
+    level = level_of(said)
+    if level in ("info", "warning"):
         if any(word in low for word in _NOT_FINITE_WORDS) and NOT_FINITE.pattern.search(shape):
             return (NOT_FINITE,)
         return () if any(word in low for word in ENDING_WORDS) or FALLBACK.search(shape) else None
@@ -85,4 +80,4 @@ def _rules_of(shape: str) -> tuple[Symptom, ...] | None:
         return () if FALLBACK.search(shape) else None
     places = sorted({place for word in words for place in table.rules[word]})
     rules = tuple(SYMPTOMS[place] for place in places if table.loose[place].search(shape))
-    return rules if rules or not SIGN_WORDS.isdisjoint(words) else None
+    return rules if rules or (not SIGN_WORDS.isdisjoint(words) and may_tell(said, level)) else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from harness.log_lines import is_talk
-from harness.symptoms import words_of
+from harness.log_lines import TRACEBACK, is_talk
+from harness.symptoms import loose, words_of
 
 # How far from a log's end a weak sign still tells of the end: further up it was got over.
 _NEAR_LINES, _NEAR_ERRORS = 12, 200
@@ -52,6 +52,16 @@ SIGN_WORDS: frozenset[str] = frozenset(
     | ENDING_WORDS
     | {"traceback (most", "will fall back", "error", "critical", "fatal", "exception"}
 )
+
+
+_LOOSE = loose(_STRONG)
+
+
+def may_tell(shape: str, level: str) -> bool:
+    """Whether lines of a shape (digits as 0, without their speaker) could be signs, heads of tracebacks, or ends."""
+    if level == "error" or any(word in shape.lower() for word in ENDING_WORDS):
+        return True
+    return any(pattern.search(shape) for pattern in (_LOOSE, _WEAK, TRACEBACK))
 
 
 def sign_in(said: str, level: str, number: int) -> Sign | None:

@@ -59,6 +59,12 @@ def code(numbers: str) -> str:
     return rf"(?:[Cc]ode|[Rr]esult|failed|errno)\W{{0,3}}(?:is\W{{0,3}})?(?:{numbers})\b"
 
 
+def loose(pattern: Pattern[str]) -> Pattern[str]:
+    """`pattern` for texts whose digits are all 0. What must not follow says nothing there, so it is left out."""
+    text = re.sub(r"\(\?!(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\)", "", pattern.pattern)
+    return re.compile(re.sub(r"\{\d*,?\d*\}|\d", lambda found: found[0] if found[0][0] == "{" else "0", text), pattern.flags & ~re.UNICODE)
+
+
 def words_of(pattern: Pattern[str]) -> frozenset[str]:
     """Words of which any text that `pattern` matches holds at least one, as `shape` writes it; {""} if none are sure.
 

@@ -19,6 +19,8 @@ COMM: tuple[Symptom, ...] = (
         r"have been bound already",
         r"listen start fail",
         r"\[Errno 98\]",
+        r"[Aa]ddress in use",
+        r"[Pp]ort \d+ already in use",
     ),
     symptom(
         "link.down",
@@ -29,6 +31,7 @@ COMM: tuple[Symptom, ...] = (
         r"hdc message process failed ret\(-67\)",
         r"[Ll]ink[_ ]status\W{1,3}DOWN",
         r"\bNPU\S* .{0,40}[Ll]ink [Dd]own\b",
+        r"(?i:\b(?:roce|rdma|hccs|optical|network)\b.{0,30}\b(?:port|link)\b.{0,10}\bdown\b)",
     ),
     symptom(
         "link.errors",
@@ -52,6 +55,7 @@ COMM: tuple[Symptom, ...] = (
         r"HCCL_IF_IP\b.{0,40}(?:not found|invalid)",
         r"[Uu]nable to resolve hostname to a \(local\) address",
         r"find any (?:valid|matched) (?:host )?(?:nic|interface)",
+        r"(?i:interface|ifname|nic)\W{1,3}\S+ (?:was |is )?(?:not found|does not exist|not exist)",
     ),
     symptom(
         "weights.transport",
@@ -60,6 +64,8 @@ COMM: tuple[Symptom, ...] = (
         r"\bEI0009\b",
         r"[Tt]ransport init error",
         r"this (?:hccl|nccl) communicator is created to work on",
+        r"(?i:(?:weight|parameter)s? (?:sync\w*|update|transfer) (?:has |was )?(?:failed|timed out|error))",
+        r"[Ff]ailed to (?:sync\w*|update|transfer) (?:the )?(?:vllm |rollout |model )?weights",
     ),
     symptom(
         "weights.frame",
@@ -86,6 +92,7 @@ COMM: tuple[Symptom, ...] = (
         r"(?:event|wait) (?:wait )?task timeout",
         r"SUSPECT REMOTE ERROR",
         code("107019|107020|507046|507047|507048|507057"),
+        r"HCCL watchdog thread terminated",
         role=Role.FOLLOWS,
     ),
     symptom(
@@ -104,6 +111,9 @@ COMM: tuple[Symptom, ...] = (
         r"Timed out after \d+ seconds waiting for clients",
         r"Gloo connectFullMesh failed",
         r"topo exchange \w+ .{0,20}(?:timeout|failed)",
+        r"DistStoreError",
+        r"store->get\(.{0,20}\) got error",
+        r"wait timeout after \d+ms, keys:",
         role=Role.FOLLOWS,
     ),
     symptom(
@@ -112,6 +122,7 @@ COMM: tuple[Symptom, ...] = (
         _RANK_REMEDY,
         r"(?:Hccl|hccl)CommInit\w*(?:\(.{0,200}\))? fail",
         r"commCreateFunc fail",
+        r"HCCL function error: \w*[Cc]omm(?:Init|Create)\w*",
         role=Role.FOLLOWS,
     ),
 )
