@@ -49,7 +49,7 @@ COMM: tuple[Symptom, ...] = (
         "Set HCCL_IF_IP, HCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to an interface of this host.",
         r"is not found in the nic list",
         r"get host ip fail by socket [Ii]fname",
-        r"[Uu]nable to find address for: \w",
+        r"[Uu]nable to find (?:address|interface) for: \S",
         r"[Nn]o socket interface found",
         r"(?:HCCL|GLOO|TP|NCCL)_SOCKET_IFNAME\b.{0,40}(?:not found|invalid|does not exist|no such)",
         r"HCCL_IF_IP\b.{0,40}(?:not found|invalid)",
