@@ -1,4 +1,4 @@
-"""What a cell cannot do without: devices, their memory, the host's memory, disk. Lower bounds only, so whatever they refuse was impossible."""
+"""What a cell cannot do without: devices, their memory, the host's memory, disk. Lower bounds only: what they refuse was impossible."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def over_budget(load: Load, spoken_for_s: float, limit_h: float) -> str:
     mine_h, gone_h = load.width * load.expected_s / 3600, spoken_for_s / 3600
     if gone_h + mine_h <= limit_h:
         return ""
-    return f"it is expected to take {mine_h:.2f} device-hours, and of the budget of {limit_h:g} there are {max(0.0, limit_h - gone_h):.2f} left"
+    left_h = max(0.0, limit_h - gone_h)
+    return f"it is expected to take {mine_h:.2f} device-hours, and of the budget of {limit_h:g} there are {left_h:.2f} left"
 
 
 def _mib(params_b: float, bytes_each: float) -> float:
