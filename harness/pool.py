@@ -116,7 +116,7 @@ class Pool:
             pending = list(self._pending)
             done, total = self._done, self._total
         busy = [Busy(min(r.job.load.width, self._capacity), r.held.since_s + r.job.load.expected_s) for r in running]
-        left = ends_after([job.load for job in pending], self._capacity, busy, now)
+        left = ends_after([job.load for job in pending], self._capacity, busy, now, self._jobs)
         guessed = not all(job.known for job in (*pending, *(r.job for r in running)))
         return Progress(done, total, tuple((r.job.key, now - r.held.since_s) for r in running), left, guessed)
 
