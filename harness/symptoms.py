@@ -111,14 +111,16 @@ def _letter(kind: str, value: Any) -> str:
     if kind == "LITERAL":
         return "0" if chr(value).isdecimal() else chr(value).lower()
     if kind == "IN" and all(str(operation) == "LITERAL" for operation, _ in value):
-        letters = {chr(number).lower() for _, number in value}
+        letters = {"0" if chr(number).isdecimal() else chr(number).lower() for _, number in value}
         return letters.pop() if len(letters) == 1 else ""
     return ""
 
 
 def _rarity(word: str) -> int:
-    """How telling a word is: numbers alone are everywhere in a log."""
-    return len(word) if re.search(r"[a-z]", word) else 1 if word else 0
+    """How telling a word is: short numbers are everywhere in a log, those of six digits, as CANN's codes have, are not."""
+    if re.search(r"[a-z]", word):
+        return len(word)
+    return 7 if len(word) >= 6 else 1 if word else 0
 
 
 def gates_of(words: Iterable[str]) -> dict[str, tuple[str, ...]]:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from harness.causes import CAUSES, blame_of
 from harness.decisive import Decisive
 from harness.explain import Explanation, explain
+from harness.log_lines import clean_line, level_of, split_speaker
 from harness.model import Blame
+from harness.sieve import Sieve
 from harness.symptom_table import SYMPTOMS
 from tests.log_mutations import MUTATIONS, interleaved
 
@@ -242,3 +244,15 @@ def test_it_does_not_matter_where_a_log_is_cut_into_blocks(data: bytes, cut: int
     assert [(h.symptom.id, h.line) for h in whole.hits] == [(h.symptom.id, h.line) for h in parts.hits] and whole.faults[
         -1:
     ] == parts.faults[-1:]
+
+
+def test_looking_at_shapes_first_hides_no_line_that_a_rule_matches() -> None:
+    chance = random.Random(13)
+    lines = {line for _, log in ROWS for line in log.splitlines()} | {sample["text"] for sample in SAMPLES}
+    lines |= {"".join(chance.choice("0123456789") if c.isdigit() and chance.random() < 0.2 else c for c in line) for line in lines}
+    for line in sorted(lines):
+        matched = [rule for rule in SYMPTOMS if rule.found_in(line)]
+        level = level_of(split_speaker(line)[1])
+        if matched and clean_line(line) and level not in ("info", "warning"):
+            chosen = dict(Sieve().choose([b"something else", line.encode()]))
+            assert set(matched) <= set(chosen.get(1, ())), line
