@@ -20,7 +20,7 @@ from harness.log_lines import (
     time_of,
 )
 from harness.sieve import Sieve
-from harness.signs import SIGNS_OF_LIFE, Sign, ending_of, sign_in
+from harness.signs import SIGNS_OF_LIFE, Sign, is_good_end, is_life, sign_in
 from harness.symptom_table import FALLBACK, NOT_FINITE
 from harness.symptoms import Symptom
 
@@ -90,9 +90,7 @@ class Decisive:
         self._now = data.split(b"\n")
         if not self._now[-1]:
             self._now.pop()
-        for sign in SIGNS_OF_LIFE:
-            if (place := data.rfind(sign)) >= 0:
-                self.went_on = max(self.went_on, self.lines + data.count(b"\n", 0, place) + 1)
+        self._look_for_life(data)
         for at, maybe in self._chosen(self._now):
             self._at = at
             line = self._now[at].decode("utf-8", "replace")
@@ -104,6 +102,14 @@ class Decisive:
         self.lines += len(self._now)
         self._earlier = [line[:_PIECE_CHARACTERS] for line in (self._earlier + self._now[-_REMEMBERED:])[-_REMEMBERED:]]
         self._now, self._at = [], 0
+
+    def _look_for_life(self, data: bytes) -> None:
+        for sign in SIGNS_OF_LIFE:
+            if (place := data.rfind(sign)) >= 0:
+                start = data.rfind(b"\n", 0, place) + 1
+                said = split_speaker(data[start : place + _OVERLAP].partition(b"\n")[0].decode("utf-8", "replace"))[1]
+                if is_life(said, level_of(said)):
+                    self.went_on = max(self.went_on, self.lines + data.count(b"\n", 0, place) + 1)
 
     def _chosen(self, raw: list[bytes]) -> Iterator[tuple[int, tuple[Symptom, ...]]]:
         """The lines that may matter, and all of those that follow a traceback's head until its exception."""
@@ -140,9 +146,8 @@ class Decisive:
                 self.hits.append(Hit(hit, _around(line, start), self.source, number, speaker, time))
         elif sign := sign_in(said, level, number):
             self.signs = [*self.signs[-7:], sign]
-        if ending := ending_of(said, level):
-            self.went_on = number
-            self.ended_well = number if ending == "well" else self.ended_well
+        if is_good_end(said, level):
+            self.ended_well = number
         if not self.error and _ERROR_WORDS.search(line) and _FAILED_LEVEL.match(said):
             self.error = line[:_QUOTED]
         if wanted and keep:

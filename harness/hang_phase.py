@@ -39,7 +39,7 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "weights",
         re.compile(
-            r"(?i)loading (?:checkpoint|safetensors|(?:model )?weights)|checkpoint shards|downloading|saving \w* ?checkpoint|sync\w* weights"
+            r"(?i)loading (?:checkpoint|safetensors|(?:model )?weights)|checkpoint shards|downloading|saving .*checkpoint|sync\w* weights"
         ),
     ),
     (

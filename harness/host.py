@@ -18,7 +18,7 @@ REHEARSAL_STORE = "npu-matrix-rehearsal"
 
 @dataclass(frozen=True)
 class HostRequest:
-    """The options of the pytest door, as given. `jobs` and `as_of` are None where nothing was said."""
+    """The options of the pytest door, as given. `jobs`, `as_of` and `device_hours` are None where nothing was said."""
 
     root: Path
     hardware: str = "auto"
@@ -31,6 +31,7 @@ class HostRequest:
     rehearsal: Path | None = None
     matrix: Path | None = None
     deadline_scale: float = 1.0
+    device_hours: float | None = None
 
 
 @dataclass(frozen=True)

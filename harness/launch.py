@@ -19,7 +19,7 @@ from harness.guardian import GUARDIAN, owned
 from harness.logs import read_log
 from harness.model import Hardware, Run, Step
 from harness.processes import NONCE_VARIABLE, Band, kill_until_gone, look, members
-from harness.stacks import stacks_of
+from harness.stacks import plog_folder, plog_tails, stacks_of
 from harness.supervised import Spawn, Start, Supervised, start_process
 
 WITNESS_VARIABLE = "NPU_MATRIX_WITNESS_DIR"
@@ -96,6 +96,8 @@ def launch(
     work.mkdir(parents=True, exist_ok=True)
     added = _added_environment(step, nonce, witness_dir, hardware, threads, base_env)
     flight = _Flight(step, nonce, work.absolute(), added, grace_s, log_limit_mib, spawn, inherit)
+    if hardware.is_npu:
+        flight.plogs = plog_folder({**base_env, **added})
     inherited = {name: value for name, value in base_env.items() if not _is_foreign(name, hardware)}
     with owned(work, nonce):
         return flight.fly(search_path, inherited, attend, stop)
@@ -138,6 +140,7 @@ class _Flight:
         self.notes: list[str] = []
         self.leftovers: list[str] = []
         self.stacks = ""
+        self.plogs: Path | None = None
         self.peak_mib = 0.0
         self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.began = time.monotonic()
@@ -203,6 +206,8 @@ class _Flight:
             self.over.set()
             if ended_by == "deadline":
                 self.stacks = stacks_of(band.alive())
+                if self.plogs is not None:
+                    self.stacks += plog_tails(self.plogs, time.monotonic() - self.began + 1)
             if ended_by != "exit":
                 self._end(child, band)
         except KeyboardInterrupt:

@@ -39,7 +39,8 @@ _TALK_BEFORE = re.compile(
 )
 _TALK_AFTER = re.compile(
     r"(?i)\b(?:retrying|will retry|will be retried|try(?:ing)? (?:the )?(?:next|another)|falling back|falls? back|instead\b|"
-    r"(?:was|is|being|and) (?:ignored|skipped|recovered|handled)|ignoring|skipping|recovered)\b|^(?: \w+)? (?:errors?|count|events?|failures?)\s?[:=] ?0\b"
+    r"(?:was|is|being|and) (?:ignored|skipped|recovered|handled)|ignoring|skipping|recovered)\b|"
+    r"^(?: \w+)? (?:errors?|count|events?|failures?)\s?[:=] ?0\b"
 )
 
 

@@ -20,7 +20,7 @@ from harness.matrix_hardware import check_hardware
 from harness.matrix_refusals import validated
 from harness.matrix_schema import MatrixShape, RuleShape, json_schema
 from harness.matrix_text import Source, read_yaml
-from harness.model import Algorithm, Blame, Cell, Hardware, Matrix, Model, Recipe, Rule, RulingKind, Stack
+from harness.model import Algorithm, Blame, Cell, Hardware, Matrix, Model, Recipe, Rule, RulingKind, Stack, Tier
 from harness.rules import matches
 
 __all__ = ["json_schema", "parse_matrix"]
@@ -51,6 +51,7 @@ def parse_matrix(text: str, source: str) -> Matrix:
         tables=read_tables(read, shape),
         claims=expand_claims(read, shape, cells),
         rules=rules,
+        device_hours={Tier(tier): budget.device_hours for tier, budget in shape.tiers.items()},
     )
     _refuse_unused(read, matrix)
     return matrix

@@ -21,6 +21,7 @@ StrategyWord = Annotated[Strategy, Field(strict=False)]
 EngineWord = Annotated[Engine, Field(strict=False)]
 TierWord = Annotated[Tier, Field(strict=False)]
 Target = Literal["a2", "a3", "a5"]
+RunTier = Literal["pr", "nightly", "weekly"]
 Component = Literal[
     "cann", "deepspeed", "driver", "flash-linear-attention", "mcore-bridge", "megatron-core", "mindspeed", "ms-swift", "peft",
     "python", "torch", "torch_npu", "transformers", "triton-ascend", "vllm", "vllm-ascend",
@@ -291,6 +292,12 @@ class RuleShape(Shape):
     causes: list[Text] = []
 
 
+class TierShape(Shape):
+    """What a run of a tier may cost: a run with NPUs starts no cell that would take it beyond `device_hours`."""
+
+    device_hours: Number
+
+
 class MatrixShape(Shape):
     documents: dict[Key, DocumentShape]
     hardware: dict[Target, HardwareShape]
@@ -301,6 +308,7 @@ class MatrixShape(Shape):
     cells: Annotated[dict[Key, BlockShape], Field(min_length=1)]
     claims: list[ClaimShape] = []
     rules: list[RuleShape] = []
+    tiers: dict[RunTier, TierShape] = {}
 
 
 def json_schema() -> dict[str, Any]:

@@ -459,7 +459,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Matrix:
-    """matrix.yaml, expanded. `tables` holds the document's other tables as rows of plain values, in document order."""
+    """matrix.yaml, expanded. `tables` holds the document's other tables as rows of plain values, in document order.
+
+    `device_hours`: what a run of a tier may cost on NPUs; a tier that is not there has no limit.
+    """
 
     source: str
     sha256: str
@@ -471,6 +474,7 @@ class Matrix:
     claims: tuple[Claim, ...]
     rules: tuple[Rule, ...]
     tables: Mapping[str, tuple[Mapping[str, Any], ...]]
+    device_hours: Mapping[Tier, float] = field(default_factory=dict)
 
     def cell(self, cell_id: str) -> Cell | None:
         return next((c for c in self.cells if c.id == cell_id), None)

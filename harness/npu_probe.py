@@ -39,6 +39,13 @@ class NpuProbe:
         known = {(a, b): link_distance(view.link_kind(a, b)) for a in ids for b in ids if max(a, b) < len(view.devices)}
         return lambda one, other: known.get((one, other), link_distance(None))
 
+    def smallest_mib(self, ids: Sequence[int]) -> float | None:
+        """The memory of the smallest of `ids`; None where npu-smi doesn't tell it of all of them."""
+        view, _ = self._view("info")
+        sizes = [view.devices[one].hbm_total_mb or view.devices[one].memory_total_mb for one in ids if one < len(view.devices)]
+        known = [size for size in sizes if size]
+        return float(min(known)) if known and len(known) == len(ids) else None
+
     def __call__(self, ids: Sequence[int]) -> Mapping[int, str]:
         view, fault = self._view("info")
         if fault or not view.npus:

@@ -45,10 +45,11 @@ def order(loads: Sequence[Load], capacity: int) -> tuple[Load, ...]:
     return tuple(best)
 
 
-def ends_after(loads: Sequence[Load], capacity: int, busy: Sequence[Busy] = (), now: float = 0.0) -> float:
+def ends_after(loads: Sequence[Load], capacity: int, busy: Sequence[Busy] = (), now: float = 0.0, at_once: int | None = None) -> float:
     """Seconds from `now` until all are done, each started as soon as it fits, in this order with backfill; `busy` runs already.
 
-    A load wider than `capacity` takes all of it. What is busy for an unknown time, or overdue, is thought to end now.
+    No more than `at_once` run at the same time. A load wider than `capacity` takes all of it. What is busy for an unknown time, or
+    overdue, is thought to end now.
     """
     ends = [(max(0.0, (one.ends_at or now) - now), one.width) for one in busy]
     heapq.heapify(ends)
@@ -57,7 +58,7 @@ def ends_after(loads: Sequence[Load], capacity: int, busy: Sequence[Busy] = (), 
         left: list[Load] = []
         for load in waiting:
             width = min(load.width, capacity)
-            if width <= free:
+            if width <= free and (at_once is None or len(ends) < at_once):
                 free -= width
                 heapq.heappush(ends, (at + load.expected_s, width))
             else:

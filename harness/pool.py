@@ -51,7 +51,8 @@ class Pool:
     """`run(job, held)` yields evidence stage by stage. A fault inside it fails that job's stages and no other's.
 
     `capacity`: devices or cores, for the order and the time left. `jobs`: at most so many at once; None: as many as fit. `refuse` says why
-    a job must not be started now (empty: it may); it is asked again while others run. `tell` gets a line for each device set aside.
+    a job must not be started now (empty: it may), given the device-seconds that are spent or promised; it is asked again while others run.
+    `tell` gets a line for each device set aside and each job refused.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Pool:
         *,
         capacity: int,
         jobs: int | None = None,
-        refuse: Callable[[Job], str] = lambda job: "",
+        refuse: Callable[[Job, float], str] = lambda job, spoken_for_s: "",
         tell: Callable[[str], object] = lambda line: None,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
@@ -75,6 +76,7 @@ class Pool:
         self._unfit: dict[str, float] = {}
         self._threads: list[threading.Thread] = []
         self._done = self._total = 0
+        self._spent_s = 0.0
         self._stopping = False
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -114,9 +116,15 @@ class Pool:
             pending = list(self._pending)
             done, total = self._done, self._total
         busy = [Busy(min(r.job.load.width, self._capacity), r.held.since_s + r.job.load.expected_s) for r in running]
-        left = ends_after([job.load for job in pending], self._capacity, busy, now)
+        left = ends_after([job.load for job in pending], self._capacity, busy, now, self._jobs)
         guessed = not all(job.known for job in (*pending, *(r.job for r in running)))
         return Progress(done, total, tuple((r.job.key, now - r.held.since_s) for r in running), left, guessed)
+
+    @property
+    def spent_s(self) -> float:
+        """Device-seconds (or core-seconds) for which cells that are over held what they were lent."""
+        with self._changed:
+            return self._spent_s
 
     def close(self) -> None:
         """Start nothing more and wait for what is running. The caller has ended the running processes where that is wanted."""
@@ -149,11 +157,11 @@ class Pool:
                 return
             if any(_asks_no_less(job, other) for other in refused):
                 continue
-            if because := self._refuse(job):
-                if not self._running:  # else what they really take may leave enough
-                    self._drop(job, Refused(f"{job.key}: not started: {because}"))
-                continue
             try:
+                if because := self._refuse(job, self._spoken_for_s()):
+                    if not self._running:  # else what they really take may leave enough
+                        self._drop(job, Refused(f"{job.key}: not started: {because}"))
+                    continue
                 held = self._take(job, first=not refused)
             except Exception as fault:  # whoever waits for this job must learn of it, whatever it is
                 self._drop(job, fault)
@@ -179,7 +187,15 @@ class Pool:
             raise HostError(job.key, f"{lacking}, for {self._give_up_s:g} s.", "See npu-smi info, mend them or end what uses them.")
         return held
 
+    def _spoken_for_s(self) -> float:
+        """Device-seconds (or core-seconds) that are spent, or promised to what runs."""
+        now = time.monotonic()
+        running = ((r.held.load, now - r.held.since_s) for r in self._running.values())
+        return self._spent_s + sum(load.width * max(load.expected_s, so_far) for load, so_far in running)
+
     def _drop(self, job: Job, fault: BaseException) -> None:
+        if isinstance(fault, Refused):
+            self._tell(str(fault))
         self._pending.remove(job)
         self._desk.give_up(job.key)
         self._done += 1
@@ -201,6 +217,7 @@ class Pool:
             held.release()
             with self._changed:
                 del self._running[job.key]
+                self._spent_s += held.load.width * (time.monotonic() - held.since_s)
                 if again:
                     self._pending.insert(0, job)
                 else:

@@ -238,7 +238,8 @@ def _wild(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
 def _thin_optimizer(files: CheckpointFiles, numel: object) -> str:
     # Adam keeps two moments a parameter, of two bytes at least.
     if files.moments is not None:
-        return "" if isinstance(numel, int) and files.moments == 2 * numel else f"moments of {files.moments} entries, not two for {numel} parameters"
+        whole = isinstance(numel, int) and files.moments == 2 * numel
+        return "" if whole else f"moments of {files.moments} entries, not two for {numel} parameters"
     least = 4 * numel if isinstance(numel, int) else 1
     size = sum(held for name, held in files.states.items() if "optim" in name)
     return "" if size >= least else f"the optimizer's files hold {size} bytes, not the {least} of two moments for {numel} parameters"

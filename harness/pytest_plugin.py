@@ -32,6 +32,7 @@ SESSION: pytest.StashKey[Session] = pytest.StashKey()
 INTERRUPTS: pytest.StashKey[Interrupts] = pytest.StashKey()
 OPTIONS = (
     "--hardware", "--weights", "--tier", "--require-npu", "--launcher", "--jobs", "--as-of", "--rehearsal", "--matrix", "--deadline-scale",
+    "--device-hours",
 )  # fmt: skip
 
 
@@ -47,6 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--as-of", default=None, metavar="DATE", help="date of the tables (newest evidence's)")
     group.addoption("--rehearsal", default=None, metavar="ROOT", help="take /dev, /usr/local/Ascend and the programs from ROOT")
     group.addoption("--matrix", default=None, metavar="FILE", help="another matrix.yaml")
+    hours = "start no cell that would take more than H device-hours in all (matrix.yaml's budget of the tier)"
+    group.addoption("--device-hours", type=float, default=None, metavar="H", help=hours)
     group.addoption("--deadline-scale", type=float, default=1.0, metavar="X", help="multiply every deadline (slow machines, drills)")
 
 
@@ -110,6 +113,7 @@ def _request(config: pytest.Config) -> HostRequest:
         rehearsal=rehearsal_root(option.rehearsal, root) if option.rehearsal is not None else None,
         matrix=matrix_file(option.matrix) if option.matrix is not None else None,
         deadline_scale=option.deadline_scale,
+        device_hours=option.device_hours,
     )
 
 

@@ -13,7 +13,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from harness.launch import launch as launch_process
 from harness.leases import Held
 from harness.matrix import parse_matrix
 from harness.model import Cell, Evidence, Hardware, Matrix, Ruling, RulingKind, Run, Stage, Tier, VerdictKind, Weights
+from harness.needs import Room
 from harness.pool import Job, Pool
 from harness.processes import kill_until_gone, members
 from harness.progress import Progress
@@ -41,7 +42,7 @@ from harness.select import select_cells, stages_in
 from harness.sim.build import CACHE_VARIABLE, build
 from harness.store import Store
 from harness.warm import WarmLauncher
-from harness.yard import job_of, open_pool
+from harness.yard import job_of, obstacle, open_pool, refusal, room_of
 
 RUNNABLE = (RulingKind.RUN, RulingKind.EXPECT_FAIL)
 
@@ -103,6 +104,7 @@ class Session:
         self._preflight = preflight.Preflight()
         self._marks: Counter[str] = Counter()
         self._notes: list[str] = []
+        self._room = Room(0)
 
     @classmethod
     def open(cls, request: HostRequest) -> Session:
@@ -111,6 +113,9 @@ class Session:
             raise HarnessError(f"--jobs {request.jobs}", "at least one cell must run at a time.", "Give a number from 1.")
         if not (math.isfinite(request.deadline_scale) and request.deadline_scale > 0):
             raise HarnessError(f"--deadline-scale {request.deadline_scale}", "deadlines need a finite factor above 0.", "Give 2 or 0.5.")
+        hours = request.device_hours
+        if hours is not None and not (math.isfinite(hours) and hours > 0):
+            raise HarnessError(f"--device-hours {hours}", "a budget is a finite number of hours above 0.", "Give 8 or 0.5.")
         parse_day(request.as_of)
         return cls(request, read_matrix(request.matrix or request.root / "matrix.yaml"))
 
@@ -129,6 +134,8 @@ class Session:
         choice = machine.choose_hardware(request.hardware, require_npu=request.require_npu, root=request.rehearsal)
         if choice.hardware.is_npu and request.launcher == "warm":
             raise HostError("--launcher warm", "a device's context does not survive a fork.", "Use --launcher cli on an NPU.")
+        if request.device_hours is not None and not choice.hardware.is_npu:
+            raise HostError("--device-hours", f"nothing on {choice.hardware} takes device-hours.", "Leave it out here.")
         if request.weights == "real" and not choice.hardware.is_npu:
             raise HostError("--weights real", "the documented checkpoints run on an NPU only.", "Use --weights tiny here.")
         own = request.rehearsal / REHEARSAL_STORE if request.rehearsal else request.root / ".harness"
@@ -157,6 +164,7 @@ class Session:
         if choice.hardware.is_npu:
             self._preflight = preflight.look(self.matrix, request.rehearsal, npu_said=choice.because, clean=cleaner(self._host))
             self._notes += self._preflight.notes
+            self._room = room_of(self._host)
 
     def cells(self) -> tuple[Cell, ...]:
         """The cells of the asked tier: what pytest then selects from."""
@@ -171,7 +179,10 @@ class Session:
             weights = self.host.weights_for(cell.model)
             rehearsal = self.host.rehearsal is not None
             ruling = rule_for(cell, self.matrix, hardware=self.host.hardware, weights=weights, rehearsal=rehearsal)
-            self._rulings[cell.id] = self._preflight.ruling(cell, ruling)
+            ruling = self._preflight.ruling(cell, ruling)
+            if ruling.kind in RUNNABLE and (lacking := obstacle(cell, self.host, self._room)):
+                ruling = replace(ruling, kind=RulingKind.NOT_RUNNABLE, because=lacking)
+            self._rulings[cell.id] = ruling
         return self._rulings[cell.id]
 
     def schedule(self, wanted: Sequence[Wanted]) -> None:
@@ -190,8 +201,15 @@ class Session:
             self._warm = WarmLauncher(self.host.runs / "warm")
         self._goldens = Goldens(self._warm or self._launch)
         jobs = self._jobs(asked)
-        self._pool = open_pool(self._run, self.host, jobs=self.request.jobs, tell=self._notes.append)
+        refuse = refusal(self.host, self._room, self._hours)
+        self._pool = open_pool(self._run, self.host, jobs=self.request.jobs, refuse=refuse, tell=self._notes.append)
         self._pool.submit(jobs)
+
+    @property
+    def _hours(self) -> float | None:
+        """The device-hours that this run may take; None without a limit."""
+        given = self.request.device_hours
+        return given if given is not None else self.matrix.device_hours.get(Tier(self.request.tier))
 
     def _jobs(self, asked: Mapping[str, tuple[Cell, Sequence[Stage]]]) -> list[Job]:
         """What the pool is to run, with what each is expected to take."""
@@ -274,6 +292,9 @@ class Session:
         if self.parsed:
             distinct = f"{len(self.parsed)} distinct commands (ids and paths aside)"
             lines.append(f"contract: {distinct}, parsed by the ms-swift of {sys.executable}")
+        if self._pool is not None and self.host.hardware.is_npu:
+            of = f" of {self._hours:g}" if self._hours is not None else ""
+            lines.append(f"device-hours: {self._pool.spent_s / 3600:.3f}{of}")
         told = (f"{e.cell} {e.stage}: {e.verdict.kind}, {e.verdict.because}" for e in self.untold)
         return lines + self._notes + [f"not selected, but not green: {line}" for line in told] + self.faults
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from re import Pattern
 
 from harness.log_lines import clean_line, level_of, split_speaker
-from harness.signs import ENDING_WORDS, SIGN_WORDS
+from harness.signs import SIGN_WORDS, is_good_end, may_tell
 from harness.symptom_table import FALLBACK, NOT_FINITE, SYMPTOMS
-from harness.symptoms import Symptom, gates_of, words_of
+from harness.symptoms import Symptom, gates_of, loose, words_of
 
 _ZERO_DIGITS = bytes(48 if 48 <= number <= 57 else number for number in range(256))
+# Ids of requests and the like, which no two lines share; their digits are 0 by then.
+_HEXADECIMAL = re.compile(rb"(?<![0-9A-Za-z])(?=[a-fA-F]*0)[0a-fA-F]{8,}(?:-[0a-fA-F]{4,12})*(?![0-9A-Za-z])")
 # Shapes are forgotten all at once when there are so many, or so many bytes of them: it costs time, not correctness.
 _SHAPES, _SHAPE_BYTES = 100_000, 16 * 2**20
-_NOT_FINITE_WORDS = tuple(words_of(NOT_FINITE.pattern))
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,7 @@ def _table() -> _Table:
         for word in words_of(symptom.pattern):
             places.setdefault(word, []).append(place)
     gates = tuple(gates_of(places).items())
-    return _Table(gates, {word: tuple(rules) for word, rules in places.items()}, tuple(_loose(s.pattern) for s in SYMPTOMS))
-
-
-def _loose(pattern: Pattern[str]) -> Pattern[str]:
-    """`pattern` for texts whose digits are all 0. What must not follow says nothing there, so it is left out."""
-    text = re.sub(r"\(\?!(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\)", "", pattern.pattern)
-    return re.compile(re.sub(r"\{\d*,?\d*\}|\d", lambda found: found[0] if found[0][0] == "{" else "0", text), pattern.flags & ~re.UNICODE)
+    return _Table(gates, {word: tuple(rules) for word, rules in places.items()}, tuple(loose(s.pattern) for s in SYMPTOMS))
 
 
 class Sieve:
@@ -54,35 +49,49 @@ class Sieve:
     def choose(self, raw: list[bytes]) -> list[tuple[int, tuple[Symptom, ...]]]:
         """The places in `raw` of lines that may matter, in order, with the rules to try on each."""
         shapes = b"\n".join(raw).translate(_ZERO_DIGITS).split(b"\n")
-        new = set(shapes) - self._dull
+        new = list(set(shapes) - self._dull)
         if not new:
             return []
-        for shape in new - self._telling.keys():
-            rules = _rules_of(shape.decode("utf-8", "replace"))
+        plain = _HEXADECIMAL.sub(b"0", b"\n".join(new)).split(b"\n")
+        self._look_at(set(plain) - self._dull - self._telling.keys())
+        telling = {shape: self._telling[form] for shape, form in zip(new, plain, strict=True) if form in self._telling}
+        if len(self._dull) + len(self._telling) > _SHAPES or self._bytes > _SHAPE_BYTES:
+            self._dull, self._telling, self._bytes = set(), {}, 0
+        return [(at, telling[shape]) for at, shape in enumerate(shapes) if shape in telling] if telling else []
+
+    def _look_at(self, fresh: set[bytes]) -> None:
+        present = _words_in(b"\n".join(fresh).decode("utf-8", "replace").lower())
+        for shape in fresh:
+            rules = _rules_of(shape.decode("utf-8", "replace"), present)
             if rules is None:
                 self._dull.add(shape)
             else:
                 self._telling[shape] = rules
             self._bytes += len(shape)
-        chosen = [(at, self._telling[shape]) for at, shape in enumerate(shapes) if shape in self._telling]
-        if len(self._dull) + len(self._telling) > _SHAPES or self._bytes > _SHAPE_BYTES:
-            self._dull, self._telling, self._bytes = set(), {}, 0
-        return chosen
 
 
-def _rules_of(shape: str) -> tuple[Symptom, ...] | None:
-    """Rules to try on lines of a shape; None if none can match, and they are nothing that tells of a failure or an end."""
+def _words_in(low: str) -> list[str]:
+    return [word for gate, under in _table().gates if gate in low for word in under if word in low]
+
+
+def _rules_of(shape: str, present: list[str]) -> tuple[Symptom, ...] | None:
+    """Rules to try on lines of a shape; None if none can match, and they are nothing that tells of a failure or an end.
+
+    `present`: the words that it can hold at all.
+    """
     low = shape.lower()
-    if level_of(split_speaker(shape)[1]) in ("info", "warning"):
-        if any(word in low for word in _NOT_FINITE_WORDS) and NOT_FINITE.pattern.search(shape):
-            return (NOT_FINITE,)
-        return () if any(word in low for word in ENDING_WORDS) or FALLBACK.search(shape) else None
-    table = _table()
-    words = [word for gate, under in table.gates if gate in low for word in under if word in low]
+    words = [word for word in present if word in low]
     if not words:
         return None
+    said = split_speaker(shape)[1]
+    level = level_of(said)
+    if level in ("info", "warning"):
+        if NOT_FINITE.pattern.search(shape):
+            return (NOT_FINITE,)
+        return () if is_good_end(said, level) or FALLBACK.search(shape) else None
     if not clean_line(shape):
         return () if FALLBACK.search(shape) else None
+    table = _table()
     places = sorted({place for word in words for place in table.rules[word]})
     rules = tuple(SYMPTOMS[place] for place in places if table.loose[place].search(shape))
-    return rules if rules or not SIGN_WORDS.isdisjoint(words) else None
+    return rules if rules or (not SIGN_WORDS.isdisjoint(words) and may_tell(said, level)) else None

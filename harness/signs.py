@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from harness.log_lines import is_talk
-from harness.symptoms import words_of
+from harness.log_lines import TRACEBACK, is_talk
+from harness.symptoms import loose, words_of
 
 # How far from a log's end a weak sign still tells of the end: further up it was got over.
 _NEAR_LINES, _NEAR_ERRORS = 12, 200
@@ -40,18 +40,24 @@ _GOOD_END = re.compile(
     r"'train_runtime':|\"train_runtime\":|\blast_model_checkpoint: [^N\s]|End time of running main|Application shutdown complete|"
     r"(?i:\b(?:training|run|inference|evaluation|export|merge) (?:has |was )?(?:finished|completed|done|succeeded)\b)"
 )
-_WENT_ON = re.compile(r"(?i)\b(?:finished|completed|done|success(?:ful(?:ly)?)?)\b")
-# Rows of metrics and answers: there are millions in a log, so only the last is looked for.
-SIGNS_OF_LIFE = (b"'loss': ", b'"loss": ', b"'reward': ", b"Saving model checkpoint to", b'HTTP/1.1" 200')
+# Rows of metrics, answers, and words of success: there are millions in a log, so only the last of each is looked for.
+SIGNS_OF_LIFE = (
+    *(b"'loss': ", b'"loss": ', b"'reward': ", b"Saving model checkpoint to", b'HTTP/1.1" 200'),
+    *(b"finished", b"completed", b" done", b"success", b"Success"),
+)
 _NOT_GOOD = re.compile(r"(?i)\b(?:not|un|never|fail\w*|error|abort\w*)\b")
 
-# Words that a line has to hold to be looked at: of good ends; and those, of signs, tracebacks, operators that fell back, and levels.
-ENDING_WORDS: frozenset[str] = words_of(_GOOD_END) | words_of(_WENT_ON)
+# Words that a line has to hold to be looked at for signs, good ends, tracebacks and operators that fell back.
 SIGN_WORDS: frozenset[str] = frozenset(
-    {word for pattern in (_STRONG, _WEAK) for word in words_of(pattern) if len(word) > 3}
-    | ENDING_WORDS
+    {word for pattern in (_STRONG, _WEAK, _GOOD_END) for word in words_of(pattern) if len(word) > 3}
     | {"traceback (most", "will fall back", "error", "critical", "fatal", "exception"}
 )
+_LOOSE = loose(_STRONG)
+
+
+def may_tell(shape: str, level: str) -> bool:
+    """Whether lines of a shape (digits as 0, without their speaker) could be signs, heads of tracebacks, or good ends."""
+    return level == "error" or any(pattern.search(shape) for pattern in (_LOOSE, _WEAK, TRACEBACK, _GOOD_END))
 
 
 def sign_in(said: str, level: str, number: int) -> Sign | None:
@@ -66,10 +72,11 @@ def sign_in(said: str, level: str, number: int) -> Sign | None:
     return Sign(said.strip()[:400], number, strong, level == "error") if found or level == "error" else None
 
 
-def ending_of(said: str, level: str) -> str:
-    """ "well" for a good end, "on" for a sign of life after which a weak sign of failure counts no more, else ""."""
-    if level == "error":
-        return ""
-    if _GOOD_END.search(said) and not _NOT_GOOD.search(said):
-        return "well"
-    return "on" if _WENT_ON.search(said) and not _NOT_GOOD.search(said) else ""
+def is_good_end(said: str, level: str) -> bool:
+    """Whether what is said (without its speaker) tells of a good end."""
+    return level != "error" and bool(_GOOD_END.search(said)) and not _NOT_GOOD.search(said)
+
+
+def is_life(said: str, level: str) -> bool:
+    """Whether a line with one of SIGNS_OF_LIFE is one: after it a weak sign of failure counts no more."""
+    return level != "error" and not _NOT_GOOD.search(said)

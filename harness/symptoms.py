@@ -59,6 +59,12 @@ def code(numbers: str) -> str:
     return rf"(?:[Cc]ode|[Rr]esult|failed|errno)\W{{0,3}}(?:is\W{{0,3}})?(?:{numbers})\b"
 
 
+def loose(pattern: Pattern[str]) -> Pattern[str]:
+    """`pattern` for texts whose digits are all 0. What must not follow says nothing there, so it is left out."""
+    text = re.sub(r"\(\?!(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\)", "", pattern.pattern)
+    return re.compile(re.sub(r"\{\d*,?\d*\}|\d", lambda found: found[0] if found[0][0] == "{" else "0", text), pattern.flags & ~re.UNICODE)
+
+
 def words_of(pattern: Pattern[str]) -> frozenset[str]:
     """Words of which any text that `pattern` matches holds at least one, as `shape` writes it; {""} if none are sure.
 
@@ -105,14 +111,16 @@ def _letter(kind: str, value: Any) -> str:
     if kind == "LITERAL":
         return "0" if chr(value).isdecimal() else chr(value).lower()
     if kind == "IN" and all(str(operation) == "LITERAL" for operation, _ in value):
-        letters = {chr(number).lower() for _, number in value}
+        letters = {"0" if chr(number).isdecimal() else chr(number).lower() for _, number in value}
         return letters.pop() if len(letters) == 1 else ""
     return ""
 
 
 def _rarity(word: str) -> int:
-    """How telling a word is: numbers alone are everywhere in a log."""
-    return len(word) if re.search(r"[a-z]", word) else 1 if word else 0
+    """How telling a word is: short numbers are everywhere in a log, those of six digits, as CANN's codes have, are not."""
+    if re.search(r"[a-z]", word):
+        return len(word)
+    return 7 if len(word) >= 6 else 1 if word else 0
 
 
 def gates_of(words: Iterable[str]) -> dict[str, tuple[str, ...]]:

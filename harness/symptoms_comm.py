@@ -27,6 +27,8 @@ COMM: tuple[Symptom, ...] = (
         r"have been bound already",
         r"listen start fail",
         r"\[Errno 98\]",
+        r"[Aa]ddress in use",
+        r"[Pp]ort \d+ already in use",
     ),
     symptom(
         "link.down",
@@ -37,6 +39,7 @@ COMM: tuple[Symptom, ...] = (
         r"hdc message process failed ret\(-67\)",
         r"[Ll]ink[_ ]status\W{1,3}DOWN",
         r"\bNPU\S* .{0,40}[Ll]ink [Dd]own\b",
+        r"(?i:\b(?:roce|rdma|hccs|optical|network)\b.{0,30}\b(?:port|link)\b.{0,10}\bdown\b)",
     ),
     symptom(
         "link.errors",
@@ -54,12 +57,13 @@ COMM: tuple[Symptom, ...] = (
         "Set HCCL_IF_IP, HCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to an interface of this host.",
         r"is not found in the nic list",
         r"get host ip fail by socket [Ii]fname",
-        r"[Uu]nable to find address for: \w",
+        r"[Uu]nable to find (?:address|interface) for: \S",
         r"[Nn]o socket interface found",
         r"(?:HCCL|GLOO|TP|NCCL)_SOCKET_IFNAME\b.{0,40}(?:not found|invalid|does not exist|no such)",
         r"HCCL_IF_IP\b.{0,40}(?:not found|invalid)",
         r"[Uu]nable to resolve hostname to a \(local\) address",
         r"find any (?:valid|matched) (?:host )?(?:nic|interface)",
+        r"(?i:interface|ifname|nic)\W{1,3}\S+ (?:was |is )?(?:not found|does not exist|not exist)",
     ),
     symptom(
         "weights.transport",
@@ -68,6 +72,8 @@ COMM: tuple[Symptom, ...] = (
         r"\bEI0009\b",
         r"[Tt]ransport init error",
         r"this (?:hccl|nccl) communicator is created to work on",
+        r"(?i:(?:weight|parameter)s? (?:sync\w*|update|transfer) (?:has |was )?(?:failed|timed out|error))",
+        r"[Ff]ailed to (?:sync\w*|update|transfer) (?:the )?(?:vllm |rollout |model )?weights",
     ),
     symptom(
         "weights.frame",
@@ -94,6 +100,7 @@ COMM: tuple[Symptom, ...] = (
         r"(?:event|wait) (?:wait )?task timeout",
         r"SUSPECT REMOTE ERROR",
         code("107019|107020|507046|507047|507048|507057"),
+        r"HCCL watchdog thread terminated",
         role=Role.FOLLOWS,
     ),
     symptom(
@@ -112,6 +119,9 @@ COMM: tuple[Symptom, ...] = (
         r"Timed out after \d+ seconds waiting for clients",
         r"Gloo connectFullMesh failed",
         r"topo exchange \w+ .{0,20}(?:timeout|failed)",
+        r"DistStoreError",
+        r"store->get\(.{0,20}\) got error",
+        r"wait timeout after \d+ms, keys:",
         role=Role.FOLLOWS,
     ),
     symptom(
@@ -120,6 +130,7 @@ COMM: tuple[Symptom, ...] = (
         _RANK_REMEDY,
         r"(?:Hccl|hccl)CommInit\w*(?:\(.{0,200}\))? fail",
         r"commCreateFunc fail",
+        r"HCCL function error: \w*[Cc]omm(?:Init|Create)\w*",
         role=Role.FOLLOWS,
     ),
 )

@@ -36,6 +36,8 @@ DEVICE: tuple[Symptom, ...] = (
         r"/dev/\S*(?:davinci|devmm_svm|hisi_hdc)\S*\W{1,4}(?:Permission denied|Operation not permitted)",
         r"(?:Permission denied|Operation not permitted)\W{1,4}/dev/(?:davinci|devmm|hisi)",
         r"open\w* \S*/dev/(?:davinci|devmm|hisi)\S* (?:is )?fail",
+        r"not in (?:the )?group HwHiAiUser",
+        r"getpwuid\(\): uid not found",
     ),
     symptom(
         "device.count",
@@ -53,7 +55,8 @@ DEVICE: tuple[Symptom, ...] = (
         r"\b(?:EJ0001|E30003)\b",
         r"last training process is running",
         r"number of started NN processes exceeds",
-        r"[Dd]evice\b.{0,40}\b(?:is|has been|already) (?:already )?(?:occupied|held|in use|used) by (?:another|other|an earlier)",
+        r"[Dd]evice\b.{0,40}\b(?:is|has been|already) (?:already )?(?:occupied|held|in use|used) by "
+        r"(?:another|other|an earlier|process|pid)",
     ),
     symptom(
         "visible.invalid",
@@ -66,6 +69,8 @@ DEVICE: tuple[Symptom, ...] = (
         r"set ASCEND_RT_VISIBLE_DEVICES:\S* error",
         r"valid device range is \[",
         r"device id error",
+        r"must be less than or equal to the number of visible devices",
+        r"(?:exceeds|greater than|more than) the number of (?:visible |available )?(?:NPU|npu|device)s",
     ),
     Symptom(
         "visible.unordered",
@@ -97,6 +102,9 @@ DEVICE: tuple[Symptom, ...] = (
         r"[Uu]ncorrectable ECC",
         r"Health\s*[:|]\s*(?:Alarm|Critical)\b",
         code("507010|507053|507054|507055"),
+        r"\|\s*(?:Alarm|Critical)\s*\|",
+        r"(?i:heart ?beat (?:is |was )?lost)(?! Occurred)",
+        r"(?i:device|npu|card)\W{0,2}\d+\W{0,2} (?:is |was |has been )(?:lost|offline|dropped)\b",
     ),
     symptom(
         "npu.oom",
@@ -138,6 +146,9 @@ DEVICE: tuple[Symptom, ...] = (
         r"out of shared memory",
         r"insufficient shared memory",
         r"DataLoader worker.{0,30}killed by signal: (?:Killed|Bus error)",
+        r"oom[_-]kill event",
+        r"ArrayMemoryError",
+        r"Unable to allocate [\d.]+ [GMT]iB for an array",
     ),
     symptom(
         "killed.9",

@@ -15,6 +15,7 @@ ENV: tuple[Symptom, ...] = (
         r"[Mm]egatron\S* .*both importable",
         r"cannot import name '\w+' from 'megatron",
         r"module 'megatron[\w.]*' has no attribute",
+        r"[Mm]ultiple .{0,20}megatron",
     ),
     symptom(
         "cann.library",
@@ -33,6 +34,8 @@ ENV: tuple[Symptom, ...] = (
         r"(?:ASCEND_HOME_PATH|ASCEND_OPP_PATH|ASCEND_TOOLKIT_HOME)\W.{0,30}(?:not set|not (?:been )?defined|does not exist|KeyError)",
         r"KeyError: '(?:ASCEND_HOME_PATH|ASCEND_OPP_PATH|ASCEND_TOOLKIT_HOME)'",
         code("148049|100039"),
+        r"(?:ascend-toolkit|cann)\S*/set_env\.sh: No such file",
+        r"No module named 'acl'",
     ),
     symptom(
         "vllm.no_device_type",
@@ -114,6 +117,7 @@ ENV: tuple[Symptom, ...] = (
         r"module 'torch' has no attribute 'npu'",
         r"torch[_-]npu (?:is not|was not|not) (?:installed|found)",
         r"[Pp]lease (?:pip )?install torch[_-]npu",
+        r"torch[_-]npu is not available",
     ),
     symptom(
         "abi.symbol",
@@ -160,6 +164,9 @@ ENV: tuple[Symptom, ...] = (
         r"No backend type associated with device type cuda",
         r"deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False",
         r"the package flash_attn seems to be not installed",
+        r"nvcc: (?:command )?not found",
+        r"CUDA (?:is not available|SETUP|Setup failed)",
+        r"CUDA error: ",
     ),
     symptom(
         "pip.conflict",

@@ -24,6 +24,7 @@ OPERATORS: tuple[Symptom, ...] = (
         r"[Uu]nsupported (?:data ?type|dtype)\b",
         r"(?i:bfloat16|bf16) is only supported on",
         r"dtype .{0,40}not (?:in|within) .{0,20}support",
+        r"[Dd]ata ?type.{0,60} is not supported",
     ),
     symptom(
         "dtype.code",
@@ -45,6 +46,8 @@ OPERATORS: tuple[Symptom, ...] = (
         r"bishengir-\w*compile\b.{0,400}(?:returned non-zero|fail)",
         r"grid should be less than 65536",
         r"coreDim=?\d* .{0,30}(?:exceed|larger)",
+        r"\[ConvertLinalgRToBinary\] encounters error",
+        r"BiSheng\w*IR compile fail",
     ),
     symptom(
         "operator.compile",
@@ -80,6 +83,7 @@ OPERATORS: tuple[Symptom, ...] = (
         r"exception of (?:fftsplus )?ai\w+ error",
         r"there is an ai ?core error",
         code("507015|507016|507035|507036|507042|507043|507044|507045"),
+        r"address of the MTE instruction is out of range",
     ),
     symptom(
         "aicore.timeout",
@@ -109,7 +113,7 @@ OPERATORS: tuple[Symptom, ...] = (
         "operator.missing",
         "op.unsupported",
         "Use a model path without this operator, or a newer torch_npu.",
-        r"Could not run 'aten::",
+        r"Could not run '\w+::",
         r"NotImplementedError: .*(?i:npu|ascend|privateuse)",
         r"(?i:operator|op|aten::)\S* .{0,60}(?:not (?:currently )?(?:implemented|supported)|unsupported) (?:for|on|"
         r"by) (?:the )?(?i:npu|ascend|privateuse)",
@@ -136,6 +140,7 @@ RUN: tuple[Symptom, ...] = (
         r"error: argument -\S+(?:, |/|: )?.*(?:invalid|expected|ambiguous)",
         r"ambiguous option: -",
         r"[Uu]nknown (?:argument|option)s?\W{1,3}-",
+        r"Arguments\S* got an unexpected keyword argument",
     ),
     symptom(
         "args.exclude",
@@ -145,6 +150,7 @@ RUN: tuple[Symptom, ...] = (
         r"set) (?:together|with|at the same time|simultaneously)|can't be used (?:together )?with|(?:is|"
         r"are) not (?:allowed|supported) (?:with|when|together)|conflicts? with)",
         r"error: argument .* not allowed with argument",
+        r"(?:\w+Error|[Aa]ssertion).*(?:cannot use both|\bnot both\b|only supported (?:when|with)\b)",
     ),
     symptom(
         "args.numbers",
@@ -186,6 +192,7 @@ RUN: tuple[Symptom, ...] = (
         r"(?:loss|grad(?:ient)?s?(?: norm)?) (?:is|are|became|becomes|contains?) (?:[Nn]a[Nn]|[Ii]nf|not finite|non-finite)\b",
         r"Function '\w+' returned nan values",
         r"probability tensor contains either `inf`, `nan`",
+        r"loss scale already at minimum",
     ),
     symptom(
         "data.worker",
@@ -209,6 +216,8 @@ RUN: tuple[Symptom, ...] = (
         r"Couldn't find (?:a dataset|any data file)",
         r"(?:[Tt]rain_)?[Dd]ataset .{0,60}(?:has no|contains no|have no) (?:rows|samples|data)",
         r"FileNotFoundError: .*\.(?:jsonl|json|csv|parquet|arrow)\b(?!.*config)",
+        r"[Dd]ataset \S+ (?:is |was )?(?:not found|does not exist|doesn't exist)",
+        r"len(?:gth)? of (?:the )?(?:train_?|val_?)?dataset is 0",
     ),
     symptom(
         "load.sharded",
@@ -224,7 +233,7 @@ RUN: tuple[Symptom, ...] = (
         "Make room where the checkpoints go, or choose another output_dir.",
         r"No space left on device",
         r"Disk quota exceeded",
-        r"SafetensorError.*(?:writ|I/O)",
+        r"SafetensorError.*(?:writ|I/O|IoError|serializ)",
         r"inline_container\.cc.*(?:write|unexpected pos)",
         r"Read-only file system",
         r"PytorchStreamWriter failed writing",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+from harness.commands_asked import asked_saves
 from harness.cores import CoreDesk, memory_to_lend_mib
 from harness.estimates import Records
 from harness.flow import idle_stages, with_needed
@@ -12,6 +15,7 @@ from harness.host import REHEARSAL_STORE, Host
 from harness.leases import DeviceDesk, Held
 from harness.lock_files import host_folder
 from harness.model import Cell, Evidence, Stage
+from harness.needs import Room, devices_lacking, host_lacking, over_budget
 from harness.npu_probe import NpuProbe
 from harness.packing import Load
 from harness.pool import Job, Pool
@@ -27,12 +31,44 @@ def job_of(key: str, cell: Cell, stages: tuple[Stage, ...], host: Host, records:
     return Job(key, cell, stages, Load(key, width, took.seconds), took.memory_mib, took.known)
 
 
+def room_of(host: Host) -> Room:
+    """The NPUs of `host`. In a rehearsal nothing real is loaded, so only their number counts."""
+    if not host.hardware.is_npu or host.rehearsal is not None:
+        return Room(len(host.npu_ids))
+    return Room(len(host.npu_ids), NpuProbe(None).smallest_mib(host.npu_ids))
+
+
+def obstacle(cell: Cell, host: Host, room: Room) -> str:
+    """Why the NPUs of `host` can never run `cell`; empty where they may, or there are none to lack."""
+    if not host.hardware.is_npu:
+        return ""
+    weights = host.weights_for(cell.model)
+    return devices_lacking(cell, host.width_of(cell, weights), weights, room)
+
+
+def refusal(host: Host, room: Room, hours: float | None) -> Callable[[Job, float], str]:
+    """Why a job must not be started now: it would exceed `hours` device-hours, or what it needs is not free. Off NPUs nothing is."""
+
+    def refuse(job: Job, spoken_for_s: float) -> str:
+        if not host.hardware.is_npu:
+            return ""
+        dear = over_budget(job.load, spoken_for_s, hours) if hours is not None else ""
+        if dear or host.rehearsal is not None:
+            return dear
+        host.runs.mkdir(parents=True, exist_ok=True)
+        free = replace(room, memory_mib=memory_to_lend_mib(), disk_mib=shutil.disk_usage(host.runs).free / 2**20)
+        weights = host.weights_for(job.cell.model)
+        return host_lacking(job.cell, weights, len(asked_saves(weights)), free)
+
+    return refuse
+
+
 def open_pool(
     run: Callable[[Job, Held], Iterator[Evidence]],
     host: Host,
     *,
     jobs: int | None,
-    refuse: Callable[[Job], str] = lambda job: "",
+    refuse: Callable[[Job, float], str],
     tell: Callable[[str], object],
 ) -> Pool:
     """A pool for the NPUs of `host`, with as many cells at once as they allow; else for its cores, or `jobs` where that is more."""

@@ -12,7 +12,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.model import Cell, Evidence, RulingKind, VerdictKind
-from harness.pool import Cancelled
+from harness.pool import Cancelled, Refused
 from harness.session import Session, Wanted, one_line
 
 SKIPS = (VerdictKind.UNTESTED, VerdictKind.NOT_RUNNABLE, VerdictKind.EXCLUDED)
@@ -30,7 +30,10 @@ class StageItem(pytest.Item):
         ruling = self.ours.ruling(self.wanted.cell)
         if ruling.kind in (RulingKind.EXCLUDED, RulingKind.NOT_RUNNABLE):
             pytest.skip(f"{ruling.kind}: {ruling.because}")
-        evidence = self.ours.wait(self.wanted)
+        try:
+            evidence = self.ours.wait(self.wanted)
+        except Refused as refusal:
+            pytest.skip(str(refusal))
         self.measured_s = evidence.duration_s
         if evidence.cell != self.wanted.cell.id:
             self.add_report_section("call", "evidence", f"answered by the tiny run of {evidence.cell}, same family and settings")

@@ -45,6 +45,12 @@ def test_what_runs_already_counts_and_an_overdue_one_ends_now() -> None:
     assert ends_after([Load("a", 8, 5.0)], CAPACITY, [Busy(8, None)], now=100.0) == 5.0
 
 
+def test_no_more_run_at_once_than_asked() -> None:
+    loads = [Load(str(n), 1, 5.0) for n in range(4)]
+    assert [ends_after(loads, CAPACITY, at_once=most) for most in (None, 4, 2, 1)] == [5.0, 5.0, 10.0, 20.0]
+    assert ends_after(loads, CAPACITY, [Busy(1, 3.0)], at_once=1) == 23.0
+
+
 NARROW = Load("narrow", 1, 10.0)
 
 

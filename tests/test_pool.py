@@ -1,6 +1,7 @@
 """The pool: everybody gets the evidence they wait for, whatever becomes of other jobs; what fits is started, what can't be is told."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,7 @@ class Spots:
             if want.load.width > self.spots:
                 return None
             self.spots -= want.load.width
-        return Held(Lease((), Ports(1, 2, 3)), want.load, (), 0.0, lambda: self.back(want.load.width))
+        return Held(Lease((), Ports(1, 2, 3)), want.load, (), time.monotonic(), lambda: self.back(want.load.width))
 
     def back(self, width):
         with self.lock:
@@ -130,13 +131,40 @@ def test_a_job_that_ends_without_a_promised_stage_says_so():
     pool.close()
 
 
+def test_a_fault_in_what_refuses_reaches_whoever_waits():
+    pool = pool_of(passes, refuse=lambda j, spoken_for_s: 1 / 0)
+    pool.submit([job("a"), job("b")])
+    for key in "ab":
+        with pytest.raises(ZeroDivisionError):
+            pool.wait(key, Stage.TRAIN)
+    pool.close()
+
+
+def test_what_is_spent_and_promised_is_told_to_what_refuses():
+    seen = []
+
+    def refuse(j, spoken_for_s):
+        seen.append((j.key, round(spoken_for_s)))
+        return ""
+
+    pool = pool_of(passes, jobs=2, refuse=refuse)
+    pool.submit([job("long", seconds=100.0, width=3), job("short", seconds=7.0)])
+    for key in ("long", "short"):
+        pool.wait(key, Stage.TRAIN)
+    pool.close()
+    assert seen[:2] == [("long", 0), ("short", 300)]
+    assert 0 < pool.spent_s < 10
+
+
 def test_what_is_refused_is_told_to_whoever_waits_and_others_go_on():
-    pool = pool_of(passes, refuse=lambda j: "too dear" if j.key == "dear" else "")
+    told = []
+    pool = pool_of(passes, refuse=lambda j, spoken_for_s: "too dear" if j.key == "dear" else "", tell=told.append)
     pool.submit([job("dear"), job("cheap")])
     with pytest.raises(Refused, match="dear: not started: too dear"):
         pool.wait("dear", Stage.TRAIN)
     assert pool.wait("cheap", Stage.TRAIN)
     pool.close()
+    assert told == ["dear: not started: too dear"]
 
 
 def test_a_job_whose_devices_are_unfit_gets_others_and_the_unfit_are_named():
