@@ -287,6 +287,7 @@ class Session:
         if self._kept:
             verdicts = Counter(str(e.verdict.kind) for e in self._kept)
             lines.append("stages run: " + ", ".join(f"{count} {kind}" for kind, count in sorted(verdicts.items())))
+            lines += [f"  {line}" for line in _by_stage(self._kept)]
         if self._marks:
             lines.append("marks: " + ", ".join(f"{count} {kind}" for kind, count in sorted(self._marks.items())))
         if self.parsed:
@@ -344,6 +345,14 @@ def one_line(fault: BaseException) -> str:
     where = f" (at {Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
     said = f"{fault.strerror}: {fault.filename}" if isinstance(fault, OSError) and fault.filename else str(fault)
     return f"{type(fault).__name__}: {' '.join(said.split())}{where}"
+
+
+def _by_stage(kept: Sequence[Evidence]) -> Iterator[str]:
+    """What became of each stage, and where it ran; what nothing ran for is left out."""
+    for stage in Stage:
+        found = Counter(f"{e.verdict.kind} on {e.hardware or 'unwitnessed hardware'}" for e in kept if e.stage is stage and e.runs)
+        if found:
+            yield f"{stage}: " + ", ".join(f"{count} {text}" for text, count in sorted(found.items()))
 
 
 def _kill_runs(runs: Path) -> None:
