@@ -172,11 +172,12 @@ class WarmProcess:
 class WarmLauncher:
     """In the place of `harness.launch.launch`. Thread-safe; `close` it, or let the end of the harness do so.
 
-    `folder` takes the logs of the warm processes. At most `at_most` of them live; beyond that idle ones are ended, the oldest first.
+    `folder` takes the logs of the warm processes. At most `at_most` of them live (about 0.9 GiB each); beyond that idle ones are ended,
+    the oldest first. Six: the plain cpu, simulated NPUs for one, two and four ranks, and a pair of them without ms-swift's patches.
     """
 
     def __init__(
-        self, folder: Path, *, modules: tuple[str, ...] = MODULES, extras: tuple[str, ...] = EXTRAS, at_most: int = 4, grace_s: float = 10.0
+        self, folder: Path, *, modules: tuple[str, ...] = MODULES, extras: tuple[str, ...] = EXTRAS, at_most: int = 6, grace_s: float = 10.0
     ) -> None:
         self.folder, self.modules, self.extras = folder.absolute(), modules, extras
         self.at_most, self.grace_s = at_most, grace_s
