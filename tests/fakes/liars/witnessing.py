@@ -66,7 +66,14 @@ class Wrapped(Honest):
     def witnessed(self, event: dict[str, Any]) -> dict[str, Any]:
         if event["event"] != "train_begin":
             return event
-        return {**event, "wrapped_class": "DistributedDataParallel", "distributed_type": "MULTI_CPU", "backend": "gloo"}
+        return {**event, "wrapped_class": "DistributedDataParallel", "distributed_type": "MULTI_CPU"}
+
+
+class GroupOfOne(Honest):
+    """One process that was told to be one of several, and found no other."""
+
+    def witnessed(self, event: dict[str, Any]) -> dict[str, Any]:
+        return {**event, "backend": "gloo"} if event["event"] == "train_begin" else event
 
 
 class TwoRanks(Honest):
@@ -186,6 +193,7 @@ LIES = (
     Lie("another_device", "train", "proof.device", "product", AnotherDevice),
     Lie("other_arguments", "train", "proof.argv", "product", OtherArguments),
     Lie("wrapped_in_ddp", "train", "proof.strategy", "product", Wrapped),
+    Lie("group_of_one", "train", "proof.ranks", "product", GroupOfOne),
     Lie("two_ranks", "train", "proof.ranks", "product", TwoRanks),
     Lie("sharded", "train", "proof.strategy", "product", Sharded),
     Lie("half_an_optimizer", "train", "proof.strategy", "product", HalfAnOptimizer),
