@@ -32,16 +32,16 @@ class Busy:
     ends_at: float | None
 
 
-def order(loads: Sequence[Load], capacity: int) -> tuple[Load, ...]:
-    """The order in which cells start where they fit: longest first, unless another order ends sooner on `capacity`.
+def order(loads: Sequence[Load], capacity: int, at_once: int | None = None) -> tuple[Load, ...]:
+    """The order in which cells start where they fit, at most `at_once` at a time: the one that ends soonest on `capacity`.
 
-    Longest first leaves holes beside wide cells; widest first, or most work first, leaves long narrow ones for the end. Which is worse
-    depends on the cells, so each order is tried out on the expected times.
+    As declared, longest first, widest first and most work first are tried out on the expected times: longest first leaves holes beside
+    wide cells, the others leave long narrow ones for the end, and which is worse depends on the cells. Among equals the first named stays.
     """
     longest = sorted(loads, key=lambda load: (-load.expected_s, -load.width))
     widest = sorted(loads, key=lambda load: (-load.width, -load.expected_s))
     most = sorted(loads, key=lambda load: (-load.width * load.expected_s, -load.width))
-    best: list[Load] = min((longest, widest, most), key=lambda tried: ends_after(tried, capacity))
+    best: list[Load] = min((list(loads), longest, widest, most), key=lambda tried: round(ends_after(tried, capacity, at_once=at_once), 3))
     return tuple(best)
 
 

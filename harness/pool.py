@@ -89,7 +89,7 @@ class Pool:
                     self._results[job.key, stage] = Future()
                 self._pending.append(job)
                 self._total += 1
-            places = {load.key: at for at, load in enumerate(order([job.load for job in self._pending], self._capacity))}
+            places = {load.key: at for at, load in enumerate(order([job.load for job in self._pending], self._capacity, self._jobs))}
             self._pending.sort(key=lambda job: places[job.load.key])
             if not self._threads:
                 self._thread(self._dispatch, "pool")

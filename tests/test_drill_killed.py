@@ -150,7 +150,7 @@ class Scene:
     ) -> subprocess.Popen[bytes]:
         """`before` words lead the command line, as `env` would."""
         asked = ["-p", "no:cacheprovider", "-m", "npu_matrix", f"--rehearsal={self.root}", "--hardware", "a2", "--require-npu"]
-        argv = [*before, sys.executable, *program, *asked, "--weights", "real", "--tier", "pr", *words]
+        argv = [*before, sys.executable, *program, *asked, "--weights", "real", "--tier", "pr", "--jobs", "1", *words]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NPU_MATRIX_", "ASCEND_"))}
         with (self.root / "var" / f"output-{len(self.running) + 1}").open("wb") as output:
             # Who runs these tests in the background may have been told to ignore Ctrl-C, and children inherit that.

@@ -27,7 +27,12 @@ def test_an_order_has_every_cell_once_and_no_schedule_beats_the_bound(loads: lis
 @given(LOADS)
 def test_an_order_ends_no_later_than_longest_first(loads: list[Load]) -> None:
     longest = sorted(loads, key=lambda load: (-load.expected_s, -load.width))
-    assert ends_after(order(loads, CAPACITY), CAPACITY) <= ends_after(longest, CAPACITY)
+    assert ends_after(order(loads, CAPACITY), CAPACITY) <= ends_after(longest, CAPACITY) + 1e-3
+
+
+@given(LOADS)
+def test_one_after_the_other_they_run_as_declared(loads: list[Load]) -> None:
+    assert list(order(loads, CAPACITY, at_once=1)) == loads
 
 
 def test_a_long_narrow_cell_starts_before_short_wide_ones_that_fit_beside_it() -> None:
