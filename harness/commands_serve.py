@@ -115,6 +115,8 @@ def infer_step(scene: Scene, target: str, way: str = "") -> Step:
     ]
     if scene.weights is Weights.TINY:
         changes.append(Change("--max_new_tokens", (str(TINY_NEW_TOKENS),), "a tiny model on a small data set"))
+    if scene.hardware is Hardware.CPU and scene.cell.options.attn_impl is not None:
+        changes.append(Change("--attn_impl", (scene.cell.options.attn_impl,), "the checkpoint remembers an attention that a cpu may lack"))
     if way != "interactive":
         changes.append(Change("--val_dataset", (scene.places.dataset("val"),), "every run answers the same rows"))
     draft = scene.draft(name, "infer", documented, [*changes, *scene.witness()], "infer")

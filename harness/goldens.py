@@ -50,7 +50,12 @@ class Goldens:
 
     def _training(self, bench: Bench, golden: Bench) -> Bench:
         step = golden.plan(Stage.TRAIN)[0]
-        key = (golden.model, *normalised(step.command.argv), *(f"{k}={v}" for k, v in step.command.env.items() if k != "MASTER_PORT"))
+        words = list(normalised(step.command.argv))
+        if bench.cell.options.attn_impl == "flash_attn":
+            # That of this golden's own inference: see _bench.
+            at = words.index("--attn_impl")
+            del words[at : at + 2]
+        key = (golden.model, *words, *(f"{k}={v}" for k, v in step.command.env.items() if k != "MASTER_PORT"))
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
         with turn:  # one thread runs it, the others wait for it
@@ -71,7 +76,11 @@ class Goldens:
         programs = os.pathsep.join([str(Path(sys.executable).parent), bench.host.search_path])
         runs = bench.work / "golden" if golden_of else bench.host.runs / "goldens"
         host = replace(bench.host, hardware=Hardware.CPU, npu_ids=(), runs=runs, search_path=programs)
-        return Bench(in_one_process(bench.cell), bench.weights, host, self._launch, bench.stop, golden_of=golden_of)
+        cell = in_one_process(bench.cell)
+        if golden_of and bench.cell.options.attn_impl == "flash_attn":
+            # A checkpoint remembers the attention that it was trained with, and would ask a cpu for it.
+            cell = replace(cell, options=replace(cell.options, attn_impl="sdpa"))
+        return Bench(cell, bench.weights, host, self._launch, bench.stop, golden_of=golden_of)
 
 
 def in_one_process(cell: Cell) -> Cell:
