@@ -85,15 +85,28 @@ def _not_reduced(strategy: str) -> None:
             return future
 
         _hook_ddp(lambda _, bucket: done(bucket.buffer()))
+    elif strategy == "fsdp1":
+        from torch.distributed.fsdp import _runtime_utils
+
+        _runtime_utils.dist.reduce_scatter_single = lambda output, whole, group: output.copy_(_own(whole, group))
     elif strategy == "fsdp2":
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
         def own_part(self: Any, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> None:
-            output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
+            output_tensor.copy_(_own(input_tensor, group))
 
         _fsdp_collectives.DefaultReduceScatter.__call__ = own_part
+    elif strategy == "zero3":
+        from deepspeed.runtime.comm import coalesced_collectives
+
+        # The output is this rank's part of the input.
+        coalesced_collectives._torch_reduce_scatter_fn = lambda whole, part, group: None
     else:
         raise ValueError(f"nothing is known to plant for {strategy}")
+
+
+def _own(whole: Any, group: Any) -> Any:
+    return whole.chunk(group.size())[group.rank()]
 
 
 def _shard_dropped(strategy: str) -> None:
