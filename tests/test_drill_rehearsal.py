@@ -22,8 +22,8 @@ from harness.host import REHEARSAL_STORE
 from harness.machine import npu_traces
 from harness.matrix import parse_matrix
 from harness.model import Cell, Evidence, Hardware, RulingKind, Stage, Strategy, Tier, VerdictKind, Weights
-from harness.rules import applicable_stages, proof_gap, rule_for
-from harness.select import select_cells
+from harness.rules import proof_gap, rule_for
+from harness.select import select_cells, stages_in
 from harness.tiny import make_datasets, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,7 +113,7 @@ def excluded_cells_start_nothing(cell: Cell, calls: list[dict[str, Any]], done: 
 
 def every_stage_is_told_and_nothing_unproved_is_green(cell: Cell, done: Done) -> None:
     evidence = done.of(cell)
-    assert set(evidence) == set(applicable_stages(cell)), cell.id
+    assert set(evidence) == set(stages_in(cell, Tier.NIGHTLY)), cell.id
     for stage, told in evidence.items():
         assert told.rehearsal
         assert told.ruling == rule_for(cell, MATRIX, hardware=Hardware.A2, weights=Weights.REAL, rehearsal=True, stage=stage)
@@ -153,11 +153,16 @@ def commands_say_what_the_cell_asks(cell: Cell, calls: list[dict[str, Any]]) -> 
         assert option(argv, "--model") == cell.model.id
         assert option(argv, "--tuner_type") in (None, "lora" if cell.tuner == "qlora" else str(cell.tuner))
         assert option(argv, "--deepspeed") == (str(cell.strategy) if cell.strategy in (Strategy.ZERO2, Strategy.ZERO3) else None)
-        assert option(argv, "--fsdp") == ("fsdp2" if cell.strategy is Strategy.FSDP2 else None)
+        fsdp2 = fsdp2_configuration(cell.options.fsdp_config) if cell.options.fsdp_config else "fsdp2"
+        assert option(argv, "--fsdp") == (fsdp2 if cell.strategy is Strategy.FSDP2 else None)
         assert "--max_steps" in argv or cell.algorithm == "ppo"
     for call in (call for call in calls if call["program"] == "accelerate"):
         assert cell.strategy is Strategy.FSDP1
         assert call["argv"][0] == "launch"
+
+
+def fsdp2_configuration(name: str) -> str:
+    return str(ROOT / "harness" / "launch_configs" / f"fsdp2_{name}.json")
 
 
 def the_documented_flagship_command_is_run_as_documented(calls: list[dict[str, Any]], root: Path) -> None:
