@@ -17,8 +17,8 @@ sys.path.insert(0, {tests!r})
 import json
 settings = json.loads({settings!r})
 words = sys.argv[1:]
-from fakes.honest.program import run
-sys.exit(run(words, settings, {lie!r}))
+from fakes.honest.program import {entry}
+sys.exit({entry}(words, settings, {lie!r}))
 '''
 
 _ABSENT = '''#!{python} -E
@@ -38,9 +38,10 @@ def install(bin_dir: Path, lie: str | None = None, **settings: Any) -> Path:
     """
     bin_dir.mkdir(parents=True, exist_ok=True)
     fill = {"python": sys.executable, "tests": str(TESTS), "lie": lie}
-    swift = write_executable(bin_dir / "swift", _SCRIPT.format(**fill, settings=json.dumps(settings)))
-    for name in ("accelerate", "megatron"):
-        write_executable(bin_dir / name, _ABSENT.format(**fill, name=name))
+    shown = json.dumps(settings)
+    swift = write_executable(bin_dir / "swift", _SCRIPT.format(**fill, settings=shown, entry="run"))
+    write_executable(bin_dir / "accelerate", _SCRIPT.format(**fill, settings=shown, entry="accelerate"))
+    write_executable(bin_dir / "megatron", _ABSENT.format(**fill, name="megatron"))
     return swift
 
 

@@ -41,6 +41,19 @@ class Trainee:
         self.first = {name: np.zeros_like(array) for name, array in self.parameters.items()}
         self.second = {name: np.zeros_like(array) for name, array in self.parameters.items()}
 
+    def flat(self, arrays: dict[str, Array]) -> Array:
+        """All of `arrays`, by name, as one."""
+        return np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
+
+    def shaped(self, flat: Array) -> dict[str, Array]:
+        """`flat` as arrays of the parameters' names and shapes."""
+        found, at = {}, 0
+        for name in sorted(self.parameters):
+            like = self.parameters[name]
+            found[name] = flat[at : at + like.size].reshape(like.shape).astype(np.float32)
+            at += like.size
+        return found
+
     @property
     def scaling(self) -> float:
         return self.alpha / self.rank

@@ -13,8 +13,17 @@ from fakes.honest.arguments import Arguments
 from fakes.honest.checkpoint import Checkpoints, Resumed
 from fakes.honest.habits import Honest
 from fakes.honest.learning import Lesson, Trainee, learn, lessons, new_trainee
-from fakes.honest.tensors import TORCH_NAMES
+from fakes.honest.ranks import Ranks
+from fakes.honest.tensors import TORCH_NAMES, Array
 from fakes.honest.witness import Witness
+
+
+def kept(ranks: Ranks, flat: Array) -> Array:
+    """`flat` with zeros where other ranks hold the entries."""
+    own = ranks.own(flat.size)
+    only: Array = np.zeros_like(flat)
+    only[own] = flat[own]
+    return only
 
 
 def rate_at(arguments: Arguments, step: int, steps: int) -> float:
@@ -36,7 +45,8 @@ def train(arguments: Arguments, habits: Honest, witness: Witness) -> None:
         raise NotImplementedError(f"the stand-in for swift does not train {kind}")
     trainee = new_trainee(arguments, habits, str(habits.settings.get("models", "")))
     taught = lessons(arguments, trainee, str(habits.settings.get("datasets", "")))
-    size = arguments.whole("per_device_train_batch_size", 1) * arguments.whole("gradient_accumulation_steps", 1)
+    ranks = witness.ranks
+    size = arguments.whole("per_device_train_batch_size", 1) * arguments.whole("gradient_accumulation_steps", 1) * ranks.size
     steps = arguments.whole("max_steps", -1)
     if steps <= 0:
         steps = math.ceil(len(taught) / size * arguments.number("num_train_epochs", 3))
@@ -78,13 +88,18 @@ class Training:
 
     def _step(self, step: int, scheduled: int, picked: list[Lesson], began: float) -> dict[str, Any]:
         started, before = time.monotonic(), dict(self.trainee.parameters)
-        loss, gradient, extra = learn(self.kind, self.trainee, picked)
+        ranks = self.witness.ranks
+        loss, gradient, extra = learn(self.kind, self.trainee, picked[ranks.rank :: ranks.size])
+        gradient, means = ranks.average(step, gradient, {"loss": loss, **extra})
+        loss, extra = means.pop("loss"), means
         norm = self.trainee.update(
             gradient,
             rate_at(self.arguments, scheduled, self.steps),
             self.arguments.number("weight_decay", 0.1),
             self.arguments.number("max_grad_norm", 1.0),
         )
+        if ranks.spreads_optimizer:
+            self._exchange(step)
         self.trainee.parameters = self.habits.updated(before, self.trainee.parameters)
         self.tokens += sum(len(lesson.ids) + len(lesson.rejected) for lesson in picked)
         rate = rate_at(self.arguments, scheduled + 1, self.steps)
@@ -102,15 +117,23 @@ class Training:
         self.log(row, step, time.monotonic() - began)
         return {**row, "step": step}
 
+    def _exchange(self, step: int) -> None:
+        """Forget what other ranks stepped, and take the parameters as those ranks have them."""
+        trainee, ranks = self.trainee, self.witness.ranks
+        trainee.parameters = trainee.shaped(ranks.gather(f"parameters-{step}", trainee.flat(trainee.parameters)))
+        trainee.first, trainee.second = (trainee.shaped(kept(ranks, trainee.flat(m))) for m in (trainee.first, trainee.second))
+
     def log(self, row: dict[str, Any], step: int, elapsed: float) -> None:
         shown = {key: round(value, 8) if isinstance(value, float) else value for key, value in row.items()}
         shown |= {"global_step/max_steps": f"{step}/{self.steps}", "elapsed_time": f"{int(elapsed)}s", "remaining_time": "0s"}
         shown["train_speed(s/it)"] = round(elapsed / max(1, step), 6)
+        if not self.witness.ranks.leads:
+            return
         self._append(self.habits.log_lines(shown))
         print({key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in shown.items()}, flush=True)
 
     def _append(self, lines: list[str]) -> None:
-        if lines:
+        if lines and self.witness.ranks.leads:
             with (self.checkpoints.folder / "logging.jsonl").open("a", encoding="utf-8") as file:
                 file.write("\n".join(lines) + "\n")
 
@@ -121,7 +144,7 @@ class Training:
             "train_end",
             global_step=last,
             trainable_digest=trainee.digest,
-            first_moments_numel=sum(array.size for array in trainee.first.values()),
+            first_moments_numel=self._held(sum(array.size for array in trainee.first.values()), self.witness.ranks.spreads_optimizer),
             lora_b_max_abs=largest,
             patched={},
             offloading=[],
@@ -150,13 +173,19 @@ class Training:
         }
         self._append(self.habits.log_lines(closing))
 
+    def _held(self, numel: int, spread: bool) -> int:
+        """Entries of `numel` on this rank."""
+        own = self.witness.ranks.own(numel)
+        return own.stop - own.start if spread else numel
+
     def _tell_begin(self, step: int, moments: bool) -> None:
-        trainee, on_npu = self.trainee, self.witness.device.startswith("npu")
+        trainee, on_npu, ranks = self.trainee, self.witness.device.startswith("npu"), self.witness.ranks
         numel = sum(array.size for array in trainee.parameters.values())
         total = sum(array.size for array in trainee.loaded.weights.values())
         total += numel if trainee.tuner == "lora" else numel - total
         peft = "PeftModelForCausalLM" if self.kind != "rm" else "PeftModelForSequenceClassification"
         plain = trainee.loaded.model_class.replace("CausalLM", "SequenceClassification" if self.kind == "rm" else "CausalLM")
+        inside = peft if trainee.tuner == "lora" else plain
         self.witness.tell(
             "train_begin",
             device=self.witness.device,
@@ -164,15 +193,15 @@ class Training:
             simulated=False,
             global_step=step,
             max_steps=self.steps,
-            wrapped_class=peft if trainee.tuner == "lora" else plain,
-            model_class=plain,
-            distributed_type="NO",
-            zero_stage=None,
-            sharding=None,
-            backend=None,
+            wrapped_class=ranks.wrapped(inside),
+            model_class=f"FSDP{plain}" if ranks.strategy == "fsdp2" and trainee.tuner != "lora" else plain,
+            distributed_type=ranks.distributed_type(self.witness.device),
+            zero_stage=int(ranks.strategy[-1]) if ranks.strategy.startswith("zero") else None,
+            sharding=ranks.sharding(),
+            backend=None if ranks.size == 1 else "hccl" if on_npu else "gloo",
             param_class="Parameter",
             dtypes={TORCH_NAMES[trainee.dtype]: total},
-            numel_local=total,
+            numel_local=self._held(total, ranks.spreads_parameters),
             numel_global=total,
             trainable_tensors=len(trainee.parameters),
             trainable_numel=numel,
@@ -217,4 +246,3 @@ class Training:
             return None
         trainee, dropout = self.trainee, self.arguments.number("lora_dropout", 0.05)
         return {"r": trainee.rank, "lora_alpha": trainee.alpha, "lora_dropout": dropout, "scaling": trainee.scaling}
-

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fakes.honest.habits import Honest
+from fakes.honest.ranks import Ranks
 from fakes.honest.tensors import Array
 
 VERSIONS = {
@@ -40,6 +41,7 @@ class Witness:
     habits: Honest
     loaded: bool
     device: str = "cpu"
+    ranks: Ranks = field(default_factory=Ranks)
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     generated: int = 0
 
@@ -62,7 +64,8 @@ class Witness:
     def tell(self, event: str, **fields: Any) -> None:
         if not self.active:
             return
-        line = {"event": event, "nonce": self.nonce, "pid": os.getpid(), "rank": 0, "world_size": 1, "time": time.time(), **fields}
+        line = {"event": event, "nonce": self.nonce, "pid": os.getpid(), "rank": self.ranks.rank, "world_size": self.ranks.size}
+        line |= {"time": time.time(), **fields}
         told = self.habits.witnessed(line)
         if told is None:
             return
@@ -87,10 +90,12 @@ class Witness:
         )
 
     def saved(self, folder: Path, step: int, digest: str) -> None:
-        """The event, and the nonce in the checkpoint's folder."""
+        """The event, and of rank 0 the nonce in the checkpoint's folder."""
         if not self.active:
             return
         self.tell("save", step=step, dir=str(folder.resolve()), trainable_digest=digest)
+        if not self.ranks.leads:
+            return
         content = {"nonce": self.nonce, "step": step, "trainable_digest": digest}
         (folder / "npu_matrix_nonce.json").write_text(json.dumps(content))
 
