@@ -156,6 +156,12 @@ def controls_of(strategy: Strategy) -> tuple[str, ...]:
 # PPO logs none); full at 0.003 with sft, dpo, pt, rm of both families (zeroed moments move the last losses by 4e-3 or more, every
 # answer differs from the base's); at 0.01 some answers fall together.
 TINY_LEARNING_RATE: Mapping[Tuner, float] = {Tuner.LORA: 0.02, Tuner.FULL: 0.003, Tuner.QLORA: 0.02}
+# A reward model has little to learn, and at that rate Adam turns rounding into 5.7e-5 of the loss within six steps; here 3.2e-6.
+TINY_REWARD_RATE = 0.001
+
+
+def tiny_learning_rate(algorithm: Algorithm, tuner: Tuner) -> float:
+    return TINY_REWARD_RATE if (algorithm, tuner) == (Algorithm.RM, Tuner.FULL) else TINY_LEARNING_RATE[tuner]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from harness.commands_tables import (
     REAL_STEPS,
     REWARD,
     TINY_GLOBAL_BATCH,
-    TINY_LEARNING_RATE,
     TINY_MICRO_BATCH,
     TINY_SAVE_STEPS,
     TINY_STEPS,
@@ -25,6 +24,7 @@ from harness.commands_tables import (
     WITNESS_CALLBACK,
     deadline_s,
     family_names,
+    tiny_learning_rate,
 )
 from harness.errors import HarnessError, did_you_mean
 from harness.model import Algorithm, Cell, Engine, Hardware, Step, Strategy, Tuner, Weights
@@ -192,7 +192,7 @@ def _tiny_changes(cell: Cell, places: Places, hardware: Hardware) -> list[Change
         ("--eval_steps", None),
         ("--per_device_train_batch_size", str(micro)),
         ("--gradient_accumulation_steps", str(accumulated)),
-        ("--learning_rate", scalar(TINY_LEARNING_RATE[cell.tuner])),
+        ("--learning_rate", scalar(tiny_learning_rate(cell.algorithm, cell.tuner))),
         ("--dataset_num_proc", "1"),
         ("--dataloader_num_workers", "0"),
         ("--seed", "42"),

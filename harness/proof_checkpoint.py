@@ -29,10 +29,11 @@ class Layout:
     sharded: bool = False
 
 
-def layout_of(strategy: Strategy, fsdp_config: str | None) -> Layout:
+def layout_of(strategy: Strategy, fsdp_config: str | None, dtype: str | None) -> Layout:
     """As accelerate 1.15 and DeepSpeed 0.19 write them under ms-swift 4.6."""
     if strategy in (Strategy.ZERO2, Strategy.ZERO3):
-        return Layout(("global_step{step}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",))
+        half = "bf16_" if dtype == "bfloat16" else ""
+        return Layout((f"global_step{{step}}/{half}zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt",))
     if strategy is Strategy.FSDP1 or (strategy is Strategy.FSDP2 and fsdp_config == "full_state_dict"):
         return Layout(("optimizer.bin",))
     return Layout(("optimizer_0",), sharded=True) if strategy is Strategy.FSDP2 else Layout()

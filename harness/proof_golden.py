@@ -21,15 +21,15 @@ _DESIGN = "design section 4"
 # entry whose gradient is nearly zero by the full learning rate one way or the other, so single entries of equal runs lie far apart.
 _LOGGED = {
     "float32": Tolerance(1e-5, f"{_DESIGN}: fp32 loss 1e-5"),
-    "bfloat16": Tolerance(2e-3, f"{_DESIGN}: bf16 2e-3 with the attention path equal"),
+    "bfloat16": Tolerance(1e-2, "measured for SFT over six tiny steps: 7e-4 at the first, 4e-3 at most; summed gradients: grad_norm"),
 }
 _GRAD_NORMS = {
-    **_LOGGED,
+    "bfloat16": Tolerance(0.15, "measured for SFT over six tiny steps: 7e-2 at most; twice that, summed gradients are 1"),
     "float32": Tolerance(5e-5, "measured: 7.8e-6 for an honest Qwen3 LoRA run at the strong tiny rate, 4.4e-4 and more for planted faults"),
 }
 _UPDATES = {
-    "float32": Tolerance(5e-3, "measured on the simulated NPU, 6 tiny steps: LoRA 3.5e-4, full 1.8e-6; ten times that"),
-    "bfloat16": Tolerance(5e-2, "bf16 rounds each update to 2^-8 of the weight"),
+    "float32": Tolerance(5e-3, "measured, six tiny steps, all strategies: LoRA 5.1e-5, full 3.5e-4; planted faults 9.8e-2 and more"),
+    "bfloat16": Tolerance(0.25, "measured for SFT: 0.17 (Adam takes the signs of rounding for gradients); a lost shard 0.27 and more"),
 }
 _LOGITS = {
     "float32": Tolerance(1e-5, "as harness/compare.py takes an adapter's logits against its merged model's"),

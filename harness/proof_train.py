@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.commands_asked import asked_ranks
+from harness.commands_asked import asked_dtype, asked_ranks
 from harness.compare import check
 from harness.found import AskedLora, CheckpointFiles
 from harness.metrics import duplicated_steps
@@ -66,7 +66,7 @@ def prove_train(
         found=checkpoints,
         base=base,
         asked=asked_lora,
-        layout=layout_of(cell.strategy, cell.options.fsdp_config),
+        layout=layout_of(cell.strategy, cell.options.fsdp_config, asked_dtype(result.step)),
         ranks=asked_ranks(result.step),
     )
     return tuple(made)

@@ -32,7 +32,7 @@ PROVED_FAMILIES = TINY_FAMILIES
 # A plain cpu runs these options; the others need an accelerator's kernels, or more ranks than one
 CPU_OPTIONS = frozenset({"lora_dropout", "dtype", "npu_model_patch", "tiny_experts"})
 PROVED_OPTIONS = frozenset(
-    {"npu_model_patch", "tiny_experts", "fsdp_config", "lora_dropout", "sequence_parallel_size", "attn_impl", "padding_free"}
+    {"npu_model_patch", "tiny_experts", "fsdp_config", "lora_dropout", "dtype", "sequence_parallel_size", "attn_impl", "padding_free"}
 )
 CPU_ATTENTION = frozenset({None, "eager", "sdpa"})
 # What a plain cpu does as asked: --fsdp on it is silently DDP, and DeepSpeed's own shared-memory operators do not build there.

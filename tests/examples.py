@@ -141,7 +141,7 @@ def safetensors_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 # Runs
 
 
-ARGUMENTS = ("sft", "--model", "tiny", "--output_dir", "out", "--max_steps", str(STEPS))
+ARGUMENTS = ("sft", "--model", "tiny", "--torch_dtype", "float32", "--output_dir", "out", "--max_steps", str(STEPS))
 
 
 def result(

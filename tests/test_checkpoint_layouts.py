@@ -20,7 +20,7 @@ from harness.proof_train import prove_train
 
 def checkpoints(strategy: Strategy, ranks: int, tuner: Tuner = Tuner.LORA, fsdp_config: str | None = None) -> dict[int, CheckpointFiles]:
     found = {step: replace(ex.checkpoint(step, tuner), states=er.states(strategy, step, ranks, fsdp_config)) for step in ex.SAVES}
-    if layout_of(strategy, fsdp_config).sharded:
+    if layout_of(strategy, fsdp_config, "float32").sharded:
         found = {step: replace(files, adapter_config=None) for step, files in found.items()}
     return found
 
@@ -89,7 +89,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("strategy", "fsdp_config", "layout"), LAYOUTS)
 def test_each_strategy_keeps_its_optimizer_where_it_writes_it(strategy: Strategy, fsdp_config: str | None, layout: Layout) -> None:
-    assert layout_of(strategy, fsdp_config) == layout
+    assert layout_of(strategy, fsdp_config, "float32") == layout
 
 
 @pytest.mark.parametrize(("strategy", "fsdp_config", "layout"), LAYOUTS)

@@ -13,7 +13,8 @@ ROOMS = {
     0: ("model", "errors", "__init__"),
     1: (
         "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptom*", "causes", "compare",
-        "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi*",
+        "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found",
+        "tensors", "vocabulary", "witness_log", "npu_smi*",
         "topology",
         "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates", "progress", "needs",
         "explain", "hang_phase", "log_lines", "sieve", "signs",

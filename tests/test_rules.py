@@ -52,6 +52,7 @@ def test_a_plain_cpu_runs_the_skeleton_and_of_every_strategy_what_it_does_as_ask
     skeleton = {c.id for c in matrix.cells if c.tier is Tier.PR}
     assert runs.keys() >= skeleton and len(skeleton) == 18
     others = {f"sft-qwen2_7b_instruct-lora-{strategy}" for strategy in ("single", "ddp-x4", "ddp-x8")}
+    others |= {f"sft-qwen2_5_0_5b_instruct-{tuner}-{strategy}-bfloat16" for tuner in ("lora", "full") for strategy in ("single", "ddp")}
     assert runs.keys() - skeleton == (table((Strategy.SINGLE, Strategy.DDP)) - skeleton) | others
 
 
