@@ -12,7 +12,7 @@ import threading
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 from functools import partial
@@ -37,6 +37,7 @@ from harness.processes import kill_until_gone, members
 from harness.progress import Progress
 from harness.redact import redact
 from harness.redact_patterns import secret_values
+from harness.retries import flaky_text, nonces_before
 from harness.rules import rule_for
 from harness.select import select_cells, stages_in
 from harness.sim.build import CACHE_VARIABLE, build
@@ -100,6 +101,8 @@ class Session:
         self._stop = threading.Event()
         self._kept: list[Evidence] = []
         self._selected: set[tuple[str, Stage]] = set()
+        # The nonce of the attempt that items of a stage were told of.
+        self._told: dict[tuple[str, Stage], str] = {}
         self._rulings: dict[str, Ruling] = {}
         self._preflight = preflight.Preflight()
         self._marks: Counter[str] = Counter()
@@ -116,6 +119,8 @@ class Session:
         hours = request.device_hours
         if hours is not None and not (math.isfinite(hours) and hours > 0):
             raise HarnessError(f"--device-hours {hours}", "a budget is a finite number of hours above 0.", "Give 8 or 0.5.")
+        if request.env_retries is not None and request.env_retries < 0:
+            raise HarnessError(f"--env-retries {request.env_retries}", "nothing is run less than once.", "Give a number from 0.")
         parse_day(request.as_of)
         return cls(request, read_matrix(request.matrix or request.root / "matrix.yaml"))
 
@@ -202,7 +207,8 @@ class Session:
         self._goldens = Goldens(self._warm or self._launch)
         jobs = self._jobs(asked)
         refuse = refusal(self.host, self._room, self._hours)
-        self._pool = open_pool(self._run, self.host, jobs=self.request.jobs, refuse=refuse, tell=self._notes.append)
+        given = self.request
+        self._pool = open_pool(self._run, self.host, jobs=given.jobs, refuse=refuse, tell=self._notes.append, retries=given.env_retries)
         self._pool.submit(jobs)
 
     @property
@@ -221,7 +227,9 @@ class Session:
         assert self._pool is not None, "schedule comes first"
         pool = self._pool
         try:
-            return pool.wait(self._key(item.cell), item.stage, turn=lambda: self.watch(pool.progress()))
+            evidence = pool.wait(self._key(item.cell), item.stage, turn=lambda: self.watch(pool.progress()))
+            self._told[self._key(item.cell), item.stage] = evidence.nonce
+            return evidence
         finally:
             self.watch(None)
 
@@ -241,13 +249,19 @@ class Session:
 
     @property
     def untold(self) -> list[Evidence]:
-        """Evidence of this run that is not green and that no item tells of: stages that were run because others needed them."""
-        bad = (VerdictKind.FAILED, VerdictKind.FIXED)
-        return [e for e in self._kept if e.verdict.kind in bad and not self.is_only_reported(e) and not self._is_told(e)]
+        """Evidence of this run that is not green and that no item tells of: stages that were run because others needed them, or run
+        again after their item was told. What another attempt was made after is no longer what this run found."""
+        bad, again = (VerdictKind.FAILED, VerdictKind.FIXED), self._run_again
+        left = [e for e in self._kept if e.verdict.kind in bad and e.nonce not in again and not self.is_only_reported(e)]
+        return [e for e in left if not (self._is_told(e) and self._told.get(_asked_as(e), e.nonce) == e.nonce)]
+
+    @property
+    def _run_again(self) -> frozenset[str]:
+        """Nonces of the attempts that others followed."""
+        return frozenset(nonce for e in self._kept for nonce in nonces_before(e))
 
     def _is_told(self, evidence: Evidence) -> bool:
-        key = evidence.tiny_key if evidence.weights is Weights.TINY else evidence.cell
-        return (key, evidence.stage) in self._selected
+        return _asked_as(evidence) in self._selected
 
     def finish(self) -> None:
         """End what still runs, then write the tables from all evidence. A rehearsal writes none.
@@ -285,7 +299,8 @@ class Session:
         """What the terminal shows after the items: verdicts of this run, marks of all evidence, files written."""
         lines = []
         if self._kept:
-            verdicts = Counter(str(e.verdict.kind) for e in self._kept)
+            again = self._run_again
+            verdicts = Counter(_word(e, again) for e in self._kept)
             lines.append("stages run: " + ", ".join(f"{count} {kind}" for kind, count in sorted(verdicts.items())))
             lines += [f"  {line}" for line in _by_stage(self._kept)]
         if self._marks:
@@ -296,8 +311,9 @@ class Session:
         if self._pool is not None and self.host.hardware.is_npu:
             of = f" of {self._hours:g}" if self._hours is not None else ""
             lines.append(f"device-hours: {self._pool.spent_s / 3600:.3f}{of}")
-        told = (f"{e.cell} {e.stage}: {e.verdict.kind}, {e.verdict.because}" for e in self.untold)
-        return lines + self._notes + [f"not selected, but not green: {line}" for line in told] + self.faults
+        lines += [f"flaky: {e.cell} {e.stage} {flaky_text(e)}" for e in self._kept if e.facts.get("flaky")]
+        told = [f"{_why_untold(e, self._is_told(e))}: {e.cell} {e.stage}: {e.verdict.kind}, {e.verdict.because}" for e in self.untold]
+        return lines + self._notes + told + self.faults
 
     def explain_failure(self, evidence: Evidence) -> str:
         """What a person needs of a stage that is not green: what, why, who, the log's line, the command to paste, where the rest is."""
@@ -314,7 +330,7 @@ class Session:
     def _key(self, cell: Cell) -> str:
         return cell.tiny_key if self.host.weights_for(cell.model) is Weights.TINY else cell.id
 
-    def _run(self, job: Job, held: Held) -> Iterator[Evidence]:
+    def _run(self, job: Job, held: Held) -> Generator[Evidence, None, None]:
         if self._stop.is_set():
             return
         # The run itself holds the lease's locks too: a killed harness must not give away what a run of it still uses.
@@ -329,6 +345,7 @@ class Session:
             keep=self._keep,
             clean=cleaner(self.host),
             stop=self._stop,
+            before=job.before,
         )
 
     def _keep(self, evidence: Evidence) -> None:
@@ -345,6 +362,22 @@ def one_line(fault: BaseException) -> str:
     where = f" (at {Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
     said = f"{fault.strerror}: {fault.filename}" if isinstance(fault, OSError) and fault.filename else str(fault)
     return f"{type(fault).__name__}: {' '.join(said.split())}{where}"
+
+
+def _asked_as(evidence: Evidence) -> tuple[str, Stage]:
+    """What items ask for it by."""
+    return (evidence.tiny_key if evidence.weights is Weights.TINY else evidence.cell), evidence.stage
+
+
+def _word(evidence: Evidence, run_again: frozenset[str]) -> str:
+    """How the summary counts a piece."""
+    if evidence.verdict.kind is VerdictKind.FAILED and evidence.nonce in run_again:
+        return "run again"
+    return "flaky" if evidence.facts.get("flaky") else str(evidence.verdict.kind)
+
+
+def _why_untold(evidence: Evidence, selected: bool) -> str:
+    return "not green when run again" if selected else "not selected, but not green"
 
 
 def _by_stage(kept: Sequence[Evidence]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from datetime import date
 
 from harness.cell_facts import changes
 from harness.errors import EvidenceError
-from harness.evidence import MEASURED, UNWITNESSED, day, rank, stack_name, started
+from harness.evidence import MEASURED, UNWITNESSED, day, rank, stack_name, when
 from harness.judge import judge_under
 from harness.model import (
     Algorithm,
@@ -36,6 +36,7 @@ from harness.model import (
     VerdictKind,
     Weights,
 )
+from harness.retries import flaky_text
 
 RequiredStages = Callable[[Algorithm, Tuner, Engine], tuple[Stage, ...]]
 # What the matrix asks of a cell's stage; None: of the cell as a whole.
@@ -241,10 +242,10 @@ class _Folder:
         if missing or other or not required:
             done = [f"{', '.join(passed)} passed on {body.place}"] if passed else []
             lacking = [f"{', '.join(missing)} not run"] if missing else []
-            because = "; ".join([*done, *lacking, *([other] if other else [])])
+            because = "; ".join([*done, *lacking, *([other] if other else []), *_flaky(pieces)])
             return _Answer(body, None, f"{because}{runner}", pieces or tuple(stages.values()), measured)
         kind, because = self._positive(cell, target, body, pieces)
-        return _Answer(body, kind, because + runner, pieces)
+        return _Answer(body, kind, "; ".join([because, *_flaky(pieces)]) + runner, pieces)
 
     def _not_counted(self, piece: Evidence, cell: Cell) -> str:
         """Why the piece says nothing about the cell of today; "" where it does."""
@@ -308,7 +309,7 @@ def _drop_outlived_crashes(bodies: dict[tuple[str, str], dict[Stage, Evidence]])
             continue
         for stage, crash in list(stages.items()):
             others = [s[stage] for (c, name), s in bodies.items() if c == cell and name != UNWITNESSED and stage in s]
-            if any(started(other) > started(crash) for other in others):
+            if any(when(other) > when(crash) for other in others):
                 del stages[stage]
 
 
@@ -337,6 +338,11 @@ def _because(weak: Evidence, body: _Body) -> str:
         case _:
             issue = f" ({weak.ruling.issue})" if weak.ruling.issue else ""
             return f"{weak.stage} on {place}: {verdict.because}{issue}"
+
+
+def _flaky(pieces: Iterable[Evidence]) -> tuple[str, ...]:
+    told = [f"{piece.stage} {text}" for piece in pieces if (text := flaky_text(piece))]
+    return (f"flaky: {', '.join(told)}",) if told else ()
 
 
 def _beside(answers: Iterable[_Answer]) -> str:

@@ -13,6 +13,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.model import Cell, Evidence, RulingKind, VerdictKind
 from harness.pool import Cancelled, Refused
+from harness.retries import flaky_text
 from harness.session import Session, Wanted, one_line
 
 SKIPS = (VerdictKind.UNTESTED, VerdictKind.NOT_RUNNABLE, VerdictKind.EXCLUDED)
@@ -37,6 +38,8 @@ class StageItem(pytest.Item):
         self.measured_s = evidence.duration_s
         if evidence.cell != self.wanted.cell.id:
             self.add_report_section("call", "evidence", f"answered by the tiny run of {evidence.cell}, same family and settings")
+        if flaky := flaky_text(evidence):
+            self.add_report_section("call", "flaky", f"{self.wanted.cell.id} {self.wanted.stage}: {flaky}")
         verdict = evidence.verdict
         if verdict.kind is VerdictKind.KNOWN_FAILURE:
             pytest.xfail(verdict.because)

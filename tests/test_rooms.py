@@ -15,8 +15,8 @@ ROOMS = {
         "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptom*", "causes", "compare",
         "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi*",
         "topology",
-        "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates", "progress", "needs",
-        "explain", "hang_phase", "log_lines", "sieve", "signs",
+        "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates", "progress",
+        "needs", "explain", "retries", "hang_phase", "log_lines", "sieve", "signs",
         "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
     ),
     2: (
