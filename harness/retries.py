@@ -60,9 +60,9 @@ def attempt_of(evidence: Evidence) -> int:
     return found if isinstance(found, int) else 1
 
 
-def nonces_before(evidence: Evidence) -> frozenset[str]:
-    """Nonces of the attempts that this one was made after."""
-    return frozenset(str(one.get("nonce")) for one in _before(evidence) if isinstance(one, Mapping))
+def spoiled_before(evidence: Evidence) -> frozenset[tuple[str, str]]:
+    """(nonce, stage) of the failures that this attempt was made after; only evidence that agrees with itself is asked."""
+    return frozenset((str(one["nonce"]), str(one["stage"])) for one in _before(evidence))
 
 
 def flaky_text(evidence: Evidence) -> str:

@@ -285,6 +285,15 @@ def test_a_stage_that_passed_at_first_and_fails_when_run_again_turns_the_run_red
     assert any(line.startswith("not green when run again: small train: failed") for line in ours.summary())
 
 
+def test_what_the_product_did_in_a_spoiled_attempt_is_still_held_against_the_run() -> None:
+    spoiled = replace(failed(stage=MERGE), nonce="n1")
+    broken = replace(failed("args.unknown", RESUME), nonce="n1")
+    good = as_attempt(honest(MERGE), (Attempt("n1", MERGE, TAKEN),))
+    ours = session(broken, spoiled, good, selected=(MERGE,))
+    assert ours.untold == [broken]
+    assert ours.summary()[0] == "stages run: 1 failed, 1 flaky, 1 run again"
+
+
 def test_less_than_no_other_attempt_is_refused() -> None:
     with pytest.raises(HarnessError, match="--env-retries -1"):
         Session.open(HostRequest(root=Path(), env_retries=-1))
