@@ -19,9 +19,11 @@ from harness.door_doctor import add_doctor
 from harness.door_explain import add_explain
 from harness.door_machine import add_machine
 from harness.errors import EvidenceError, HarnessError, did_you_mean
+from harness.matrix_quarantine import refuse_dates
 from harness.model import Cell, Hardware, Matrix, Weights
 from harness.rules import applicable_stages, proof_gap, required_stages, rule_for
 from harness.session import open_store, parse_day, read_matrix
+from harness.store import utc_now
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,6 +162,7 @@ def _claim(claim: Any) -> Mapping[str, Any]:
 
 def _report(args: argparse.Namespace, matrix: Matrix) -> int:
     store, as_of = open_store(args.root), parse_day(args.as_of)
+    refuse_dates(matrix, today=utc_now().date(), as_of=as_of)
     if args.check:
         differences = report.check_report(args.root, matrix, store, as_of)
         if args.json:

@@ -16,6 +16,7 @@ from harness.causes import CAUSES, blame_of
 from harness.diagnose import diagnose
 from harness.model import Algorithm, Comparison, Evidence, Hardware, Run, Stage, Strategy, Tuner, VerdictKind, Weights
 from harness.proof_required import Asked, missing_required
+from harness.retries import attempt_contradictions
 
 HEALTHY = "none"
 CPU, SIM, NPU = "cpu", "sim", "npu"
@@ -40,6 +41,7 @@ def contradictions(evidence: Evidence) -> tuple[str, ...]:
             *_versions(evidence),
             *_times(evidence),
             *_model(evidence),
+            *attempt_contradictions(evidence),
             *(_pass(evidence) if evidence.verdict.kind in _NEEDS_A_WITNESS else ()),
         ]
     )

@@ -48,7 +48,7 @@ class CoreDesk:
             self._first.pop(key, None)
             self._out[key] = want, now
         try:
-            descriptor, ports = lend_ports(self.port_folder)
+            descriptor, ports = lend_ports(self.port_folder, want.shunned)
         except BaseException:
             self._back(key)
             raise

@@ -20,6 +20,7 @@ from packaging.version import InvalidVersion, Version
 from harness.errors import EvidenceError
 from harness.evidence_codec import decode, encode, schema_of
 from harness.model import Evidence, Stack, VerdictKind
+from harness.retries import attempt_of
 
 SCHEMA = 1
 UNWITNESSED = "unwitnessed"
@@ -80,10 +81,15 @@ def day(evidence: Evidence) -> date:
     return started(evidence).date()
 
 
-def rank(evidence: Evidence) -> tuple[bool, datetime, str]:
-    """Which of two pieces under one key stays (the larger): what measured something before what did not, then the newer; the hash breaks
-    ties, so that merging commutes."""
-    return (evidence.verdict.kind in MEASURED, started(evidence), evidence.sha256)
+def rank(evidence: Evidence) -> tuple[bool, datetime, int, str]:
+    """Which of two pieces under one key stays (the larger): what measured something before what did not, then the newer, of one second the
+    later attempt; the hash breaks ties, so that merging commutes."""
+    return (evidence.verdict.kind in MEASURED, *when(evidence), evidence.sha256)
+
+
+def when(evidence: Evidence) -> tuple[datetime, int]:
+    """The order in time of pieces, attempts within one second included."""
+    return started(evidence), attempt_of(evidence)
 
 
 def key_path(evidence: Evidence) -> str:

@@ -38,6 +38,7 @@ from harness.model import (
 )
 from harness.proving import missing, prove, witnessed_hardware
 from harness.redact import redacted
+from harness.retries import Attempt, as_attempt
 from harness.witness_log import rank_zero, summary
 
 # Characters of a log that evidence keeps.
@@ -69,8 +70,12 @@ def run_cell(
     keep: Keep,
     clean: Callable[[str], str],
     stop: threading.Event,
+    before: tuple[Attempt, ...] = (),
 ) -> Iterator[Evidence]:
-    """Run the stages and those that they need; keep and yield each one's evidence as it comes. A stop ends after the current stage."""
+    """Run the stages and those that they need; keep and yield each one's evidence as it comes. A stop ends after the current stage.
+
+    `before`: earlier attempts at this cell that the environment spoiled.
+    """
     weights = host.weights_for(cell.model)
     bench = Bench(cell, weights, host, launch, stop)
     goldens = goldens or Goldens(launch)
@@ -88,7 +93,7 @@ def run_cell(
             steps, results, gap = _work(bench, stage, gap, blocker)
             comparisons = () if gap or blocker else _proved(stage, bench, results, matrix, goldens, golden)
             evidence = _evidence(bench, matrix, stage, ruling, steps, results, comparisons, gap, blocker, verdicts, began, golden)
-            evidence = redacted(evidence, clean)
+            evidence = redacted(as_attempt(evidence, before), clean)
             keep(evidence)
             verdicts[stage] = evidence.verdict
             yield evidence

@@ -18,7 +18,7 @@ REHEARSAL_STORE = "npu-matrix-rehearsal"
 
 @dataclass(frozen=True)
 class HostRequest:
-    """The options of the pytest door, as given. `jobs`, `as_of` and `device_hours` are None where nothing was said."""
+    """The options of the pytest door, as given. `jobs`, `as_of`, `device_hours` and `env_retries` are None where nothing was said."""
 
     root: Path
     hardware: str = "auto"
@@ -32,6 +32,7 @@ class HostRequest:
     matrix: Path | None = None
     deadline_scale: float = 1.0
     device_hours: float | None = None
+    env_retries: int | None = None
 
 
 @dataclass(frozen=True)

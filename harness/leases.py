@@ -39,13 +39,14 @@ class Device:
 class Want:
     """What a cell asks for: `load.width` devices at once. `first_s`: since when (CLOCK_MONOTONIC) it is the first in its line; or None.
 
-    `known`: its expected time comes from records, so others may rely on it.
+    `known`: its expected time comes from records, so others may rely on it. `shunned`: ports that it had before, to no good.
     """
 
     load: Load
     memory_mib: float = 0.0
     first_s: float | None = None
     known: bool = False
+    shunned: tuple[Ports, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class DeviceDesk:
             for one in chosen:
                 write(free[one], record)
             self._withdraw(want.load.key)
-        return self._held(want.load, chosen, [free[one] for one in chosen], now)
+        return self._held(want, chosen, [free[one] for one in chosen], now)
 
     def check(self, held: Held) -> Mapping[int, str]:
         """What is wrong with devices of `held`, by id: sick, or in use by a stranger. Those are set aside for a while."""
@@ -162,14 +163,14 @@ class DeviceDesk:
             for key in tuple(self._tickets):
                 self._withdraw(key)
 
-    def _held(self, load: Load, chosen: Sequence[int], descriptors: list[int], now: float) -> Held:
+    def _held(self, want: Want, chosen: Sequence[int], descriptors: list[int], now: float) -> Held:
         try:
-            port, ports = lend_ports(self.port_folder)
+            port, ports = lend_ports(self.port_folder, want.shunned)
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
-        return Held(Lease(tuple(chosen), ports), load, (*descriptors, port), now)
+        return Held(Lease(tuple(chosen), ports), want.load, (*descriptors, port), now)
 
     def _look(self, now: float) -> tuple[dict[int, int], list[Busy]]:
         """(descriptors of the locks that are free, now ours, by device; what the others are taken for). Devices set aside are neither."""

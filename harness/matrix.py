@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -17,10 +16,12 @@ from harness.errors import MatrixError, did_you_mean
 from harness.matrix_cells import Declared, expand_cells
 from harness.matrix_claims import check_document, expand_claims, read_tables
 from harness.matrix_hardware import check_hardware
+from harness.matrix_quarantine import read_quarantine
 from harness.matrix_refusals import validated
 from harness.matrix_schema import MatrixShape, RuleShape, json_schema
 from harness.matrix_text import Source, read_yaml
-from harness.model import Algorithm, Blame, Cell, Hardware, Matrix, Model, Recipe, Rule, RulingKind, Stack, Tier
+from harness.matrix_when import nearest, read_when
+from harness.model import Algorithm, Blame, Hardware, Matrix, Model, Recipe, Rule, RulingKind, Stack, Tier
 from harness.rules import matches
 
 __all__ = ["json_schema", "parse_matrix"]
@@ -51,6 +52,7 @@ def parse_matrix(text: str, source: str) -> Matrix:
         tables=read_tables(read, shape),
         claims=expand_claims(read, shape, cells),
         rules=rules,
+        quarantine=read_quarantine(read, shape, models, cells),
         device_hours={Tier(tier): budget.device_hours for tier, budget in shape.tiers.items()},
     )
     _refuse_unused(read, matrix)
@@ -127,22 +129,10 @@ def _stacks(source: Source, shape: MatrixShape) -> dict[str, Stack]:
 
 
 def _rules(source: Source, shape: MatrixShape, models: Mapping[str, Model]) -> tuple[Rule, ...]:
-    known = {"model": set(models), "family": {model.family for model in models.values()}}
     rules = []
     for number, rule in enumerate(shape.rules):
         path = ("rules", number)
-        when: dict[str, tuple[Any, ...]] = {}
-        for name in type(rule.when).model_fields:
-            values = getattr(rule.when, name)
-            if values is None:
-                continue
-            for position, value in enumerate(values):
-                if name in known and value not in known[name]:
-                    what = f"{name} {value!r} is not defined under models."
-                    raise source.refuse((*path, "when", name, position), what, did_you_mean(value, known[name]))
-            when[name] = tuple(tuple(value) if isinstance(value, list) else value for value in values)
-        if not when:
-            raise source.refuse((*path, "when"), "a rule that names no field would match every cell.", "Name a field.")
+        when = read_when(source, (*path, "when"), rule.when, models)
         if (rule.exclude is None) == (rule.expect is None):
             raise source.refuse(path, "a rule says either `exclude: true` or `expect: fail`.", "Keep one of them.")
         if rule.expect and not (rule.issue and rule.since and rule.recorded_on):
@@ -189,13 +179,4 @@ def _refuse_unused(source: Source, matrix: Matrix) -> None:
     for rule in matrix.rules:
         if not any(matches(rule, cell) for cell in matrix.cells):
             what = f"the rule matches no cell ({rule.because})"
-            raise MatrixError(f"{source.name}:{rule.line}", f"{what}.", f"{_nearest(rule, matrix.cells)}Declare a cell, or delete it.")
-
-
-def _nearest(rule: Rule, cells: tuple[Cell, ...]) -> str:
-    """Which single field, if any, keeps the rule from matching."""
-    for name in rule.when:
-        others = Rule({k: v for k, v in rule.when.items() if k != name}, rule.kind, "", "", "", None, rule.line)
-        if others.when and any(matches(others, cell) for cell in cells):
-            return f"Only its {name} keeps it from matching. "
-    return ""
+            raise MatrixError(f"{source.name}:{rule.line}", f"{what}.", f"{nearest(rule, matrix.cells)}Declare a cell, or delete it.")

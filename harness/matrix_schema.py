@@ -70,6 +70,7 @@ _COMMIT = "^[0-9a-f]{40}$"
 Revision = Annotated[str | None, BeforeValidator(_commit), _or_unknown({"type": "string", "pattern": _COMMIT})]
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
 DatePage = Annotated[str, Field(pattern=r"^(undated|\d{4}-\d{2}-\d{2})$"), AfterValidator(_real_date)]
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$"), AfterValidator(_real_date)]
 # Enough of a name to say which series it is; only an end may be left open
 ChipName = Annotated[str, Field(pattern=r"^(Ascend)?[0-9]{3}[A-Za-z0-9_-]*\*?$")]
 DeviceName = Annotated[str, Field(pattern=r"^Ascend[0-9]{3}[A-Za-z0-9_-]*\*?$")]
@@ -292,6 +293,15 @@ class RuleShape(Shape):
     causes: list[Text] = []
 
 
+class QuarantineShape(Shape):
+    """Stages that run, and whose failure stops nobody until a day, at most 90 days ahead; from then on the entry itself is the failure."""
+
+    when: WhenShape
+    because: Text
+    issue: Text
+    until: Day
+
+
 class TierShape(Shape):
     """What a run of a tier may cost: a run with NPUs starts no cell that would take it beyond `device_hours`."""
 
@@ -308,6 +318,7 @@ class MatrixShape(Shape):
     cells: Annotated[dict[Key, BlockShape], Field(min_length=1)]
     claims: list[ClaimShape] = []
     rules: list[RuleShape] = []
+    quarantine: list[QuarantineShape] = []
     tiers: dict[RunTier, TierShape] = {}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from enum import Enum
 from typing import Any
 
@@ -458,6 +459,24 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Quarantine:
+    """Stages whose failure stops nobody up to and including the day `until`. They run all the same, and never show green.
+
+    `line`, `until_line`: where it, and its date, stand in matrix.yaml.
+    """
+
+    when: Mapping[str, tuple[Any, ...]]
+    because: str
+    issue: str
+    until: date
+    line: int
+    until_line: int
+
+    def __str__(self) -> str:
+        return f"quarantined until {self.until}: {self.because} ({self.issue})"
+
+
+@dataclass(frozen=True)
 class Matrix:
     """matrix.yaml, expanded. `tables` holds the document's other tables as rows of plain values, in document order.
 
@@ -475,6 +494,7 @@ class Matrix:
     rules: tuple[Rule, ...]
     tables: Mapping[str, tuple[Mapping[str, Any], ...]]
     device_hours: Mapping[Tier, float] = field(default_factory=dict)
+    quarantine: tuple[Quarantine, ...] = ()
 
     def cell(self, cell_id: str) -> Cell | None:
         return next((c for c in self.cells if c.id == cell_id), None)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitTimeout
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 
 from harness.errors import HostError
 from harness.leases import Desk, Held, Want
 from harness.model import Cell, Evidence, Stage, VerdictKind
 from harness.packing import Busy, Load, ends_after, order
+from harness.ports import Ports
 from harness.progress import Progress
+from harness.retries import Attempt, attempt_at, is_worth_another
 
 # How soon another harness's end is noticed. Our own wakes the pool at once.
 _POLL_S = 0.1
@@ -23,7 +26,11 @@ GIVE_UP_S = 600.0
 
 @dataclass(frozen=True)
 class Job:
-    """One cell to run, with the stages that somebody waits for. `known`: its time and memory come from records, not from a guess."""
+    """One cell to run, with the stages that somebody waits for. `known`: its time and memory come from records, not from a guess.
+
+    `before`: attempts that its environment spoiled. `spoiled`: what the last of them found; whoever waits for its stage gets it where no
+    other attempt is started. `shunned`: the ports that they had.
+    """
 
     key: str
     cell: Cell
@@ -31,6 +38,9 @@ class Job:
     load: Load
     memory_mib: float = 0.0
     known: bool = False
+    before: tuple[Attempt, ...] = ()
+    spoiled: Evidence | None = None
+    shunned: tuple[Ports, ...] = ()
 
 
 class Cancelled(Exception):
@@ -52,12 +62,13 @@ class Pool:
 
     `capacity`: devices or cores, for the order and the time left. `jobs`: at most so many at once; None: as many as fit. `refuse` says why
     a job must not be started now (empty: it may), given the device-seconds that are spent or promised; it is asked again while others run.
-    `tell` gets a line for each device set aside and each job refused.
+    `tell` gets a line for each device set aside, each job refused and each attempt after the first. `retries`: how often a cell is run
+    again, from its training on, when a stage fails of its environment.
     """
 
     def __init__(
         self,
-        run: Callable[[Job, Held], Iterator[Evidence]],
+        run: Callable[[Job, Held], Generator[Evidence, None, None]],
         desk: Desk,
         *,
         capacity: int,
@@ -65,9 +76,10 @@ class Pool:
         refuse: Callable[[Job, float], str] = lambda job, spoken_for_s: "",
         tell: Callable[[str], object] = lambda line: None,
         give_up_s: float = GIVE_UP_S,
+        retries: int = 0,
     ) -> None:
         self._run, self._desk, self._capacity, self._jobs = run, desk, capacity, jobs
-        self._refuse, self._tell, self._give_up_s = refuse, tell, give_up_s
+        self._refuse, self._tell, self._give_up_s, self._retries = refuse, tell, give_up_s, retries
         self._results: dict[tuple[str, Stage], Future[Evidence]] = {}
         self._changed = threading.Condition()
         self._pending: list[Job] = []
@@ -134,6 +146,8 @@ class Pool:
         for thread in self._threads:
             thread.join()
         self._desk.close()
+        for job in self._pending:
+            self._let_go(job, Cancelled(f"{job.key}: not reached"))
         for (key, stage), future in self._results.items():
             if not future.done():
                 future.set_exception(Cancelled(f"{key} {stage}: not reached"))
@@ -179,7 +193,7 @@ class Pool:
         now = time.monotonic()
         if first:
             self._waits.setdefault(job.key, now)
-        held = self._desk.take(Want(job.load, job.memory_mib, self._waits.get(job.key), job.known))
+        held = self._desk.take(Want(job.load, job.memory_mib, self._waits.get(job.key), job.known, job.shunned))
         lacking = "" if held else self._desk.lacking(job.load.width)
         if not lacking:
             self._unfit.pop(job.key, None)
@@ -196,48 +210,71 @@ class Pool:
     def _drop(self, job: Job, fault: BaseException) -> None:
         if isinstance(fault, Refused):
             self._tell(str(fault))
+        elif job.spoiled:
+            self._tell(f"{job.key}: not run again: {fault}")
         self._pending.remove(job)
         self._desk.give_up(job.key)
         self._done += 1
-        self._fail(job, job.stages, fault)
+        self._let_go(job, fault)
 
-    def _fail(self, job: Job, stages: Sequence[Stage], fault: BaseException) -> None:
-        for stage in stages:
-            self._results[job.key, stage].set_exception(fault)
+    def _let_go(self, job: Job, fault: BaseException) -> None:
+        """No attempt is started any more: what the last one found still stands."""
+        if job.spoiled and job.spoiled.stage in job.stages:
+            self._results[job.key, job.spoiled.stage].set_result(job.spoiled)
+        self._fail(job, fault)
+
+    def _fail(self, job: Job, fault: BaseException) -> None:
+        for stage in job.stages:
+            if not self._results[job.key, stage].done():
+                self._results[job.key, stage].set_exception(fault)
 
     def _work(self, job: Job, held: Held) -> None:
-        again = False
+        again: Job | None = None
         try:
-            again = self._set_aside(self._desk.check(held))
-            if not again:
-                self._answer(job, held)
+            again = job if self._set_aside(self._desk.check(held)) else self._answer(job, held)
         except BaseException as fault:  # a fault of ours must reach everybody who waits, whatever it is
-            self._fail(job, [s for s in job.stages if not self._results[job.key, s].done()], fault)
+            self._fail(job, fault)
         finally:
             held.release()
             with self._changed:
                 del self._running[job.key]
                 self._spent_s += held.load.width * (time.monotonic() - held.since_s)
-                if again:
-                    self._pending.insert(0, job)
+                if again is not None:
+                    self._pending.insert(0, again)
                 else:
                     self._done += 1
                 self._changed.notify_all()
 
-    def _answer(self, job: Job, held: Held) -> None:
-        waiting, failed = list(job.stages), False
-        if not self._stopping:
-            for evidence in self._run(job, held):
+    def _answer(self, job: Job, held: Held) -> Job | None:
+        """Run the cell and tell what it found; the job of another attempt where the environment spoiled this one, else None."""
+        if self._stopping:
+            self._let_go(job, Cancelled(f"{job.key}: not reached"))
+            return None
+        failed = False
+        with closing(self._run(job, held)) as found:
+            for evidence in found:
                 failed = failed or evidence.verdict.kind is VerdictKind.FAILED
-                if evidence.stage in waiting:
-                    waiting.remove(evidence.stage)
+                if again := self._again(job, evidence, held):
+                    self._set_aside(self._desk.check(held))
+                    return again
+                if evidence.stage in job.stages and not self._results[job.key, evidence.stage].done():
                     self._results[job.key, evidence.stage].set_result(evidence)
                 if self._stopping:
                     break
-        for stage in waiting:
-            self._results[job.key, stage].set_exception(Cancelled(f"{job.key} {stage}: not reached"))
+        self._fail(job, Cancelled(f"{job.key}: not reached"))
         if failed and not self._stopping:
             self._set_aside(self._desk.check(held))
+        return None
+
+    def _again(self, job: Job, evidence: Evidence, held: Held) -> Job | None:
+        """The job of the next attempt: of the stages that nobody was told of yet, on other ports."""
+        if self._stopping or len(job.before) >= self._retries or not is_worth_another(evidence):
+            return None
+        last = attempt_at(evidence)
+        self._tell(f"{evidence.cell} {last.stage}: attempt {len(job.before) + 1} ended by {last.cause}, so the cell is run again")
+        left = tuple(stage for stage in job.stages if not self._results[job.key, stage].done())
+        shunned = (*job.shunned, held.lease.ports)
+        return replace(job, stages=left, before=(*job.before, last), spoiled=evidence, shunned=shunned)
 
     def _set_aside(self, bad: Mapping[int, str]) -> bool:
         for one, because in bad.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,19 +32,19 @@ class Ports:
         return (*range(self.hccl, self.hccl + HCCL_PORTS), self.master, self.serve)
 
 
-def lend_ports(folder: Path) -> tuple[int, Ports]:
+def lend_ports(folder: Path, shunned: Collection[Ports] = ()) -> tuple[int, Ports]:
     """(descriptor that holds the block as long as it is open, the ports). Raises HostError where every block is taken.
 
-    A block is free if no harness of this host holds it and nobody else listens on one of its ports now.
+    A block is free if no harness of this host holds it and nobody else listens on one of its ports now. `shunned` blocks are not lent.
     """
     made(folder)
     bases = range(_FIRST, _END, _BLOCK)
     # Neighbours start at different places, so that a block is rarely tried in vain.
     for base in itertools.islice(itertools.cycle(bases), os.getpid() % len(bases), os.getpid() % len(bases) + len(bases)):
-        descriptor = try_lock(folder / f"ports-{base}.lock")
+        ports = Ports(base, base + HCCL_PORTS, base + HCCL_PORTS + 1)
+        descriptor = None if ports in shunned else try_lock(folder / f"ports-{base}.lock")
         if descriptor is None:
             continue
-        ports = Ports(base, base + HCCL_PORTS, base + HCCL_PORTS + 1)
         if all(map(_is_free, ports.all)):
             return descriptor, ports
         os.close(descriptor)

@@ -32,7 +32,7 @@ SESSION: pytest.StashKey[Session] = pytest.StashKey()
 INTERRUPTS: pytest.StashKey[Interrupts] = pytest.StashKey()
 OPTIONS = (
     "--hardware", "--weights", "--tier", "--require-npu", "--launcher", "--jobs", "--as-of", "--rehearsal", "--matrix", "--deadline-scale",
-    "--device-hours",
+    "--device-hours", "--env-retries",
 )  # fmt: skip
 
 
@@ -50,6 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--matrix", default=None, metavar="FILE", help="another matrix.yaml")
     hours = "start no cell that would take more than H device-hours in all (matrix.yaml's budget of the tier)"
     group.addoption("--device-hours", type=float, default=None, metavar="H", help=hours)
+    again = "run a cell again, N times at most, when a stage fails of its environment (1 on NPUs, 0 elsewhere)"
+    group.addoption("--env-retries", type=int, default=None, metavar="N", help=again)
     group.addoption("--deadline-scale", type=float, default=1.0, metavar="X", help="multiply every deadline (slow machines, drills)")
 
 
@@ -114,6 +116,7 @@ def _request(config: pytest.Config) -> HostRequest:
         matrix=matrix_file(option.matrix) if option.matrix is not None else None,
         deadline_scale=option.deadline_scale,
         device_hours=option.device_hours,
+        env_retries=option.env_retries,
     )
 
 

@@ -17,6 +17,7 @@ from harness.model import Evidence, Matrix, VerdictKind
 from harness.redact import escape_markdown, fenced
 from harness.render_strings import STRINGS
 from harness.render_tables import Page, witnessed
+from harness.retries import flaky_text
 from harness.support import SupportTable, worked_on
 
 _SHOWN_IN_FULL = (VerdictKind.FAILED, VerdictKind.FIXED, VerdictKind.KNOWN_FAILURE, VerdictKind.BLOCKED)
@@ -67,7 +68,9 @@ def _head(table: SupportTable, language: str) -> list[str]:
 
 def _run_row(piece: Evidence, page: Page) -> tuple[str, ...]:
     hardware = str(piece.hardware) if piece.hardware else f"{piece.asked} as asked, unwitnessed"
-    said = (piece.cell, piece.stage, piece.weights, hardware, piece.verdict.kind, piece.verdict.because)
+    flaky = flaky_text(piece)
+    because = f"flaky: {flaky}; {piece.verdict.because}" if flaky else piece.verdict.because
+    said = (piece.cell, piece.stage, piece.weights, hardware, piece.verdict.kind, because)
     rest = (f"{piece.duration_s:.1f}", str(day(piece)), escape_markdown(piece.launcher), page.link(piece))
     return (*(escape_markdown(str(part)) for part in said), *rest)
 

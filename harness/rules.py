@@ -11,6 +11,7 @@ from harness.model import (
     Hardware,
     Matrix,
     Options,
+    Quarantine,
     Rule,
     Ruling,
     RulingKind,
@@ -58,12 +59,12 @@ def field_of(cell: Cell, name: str) -> Any:
             return getattr(cell.options, name)
 
 
-def matches(rule: Rule, cell: Cell) -> bool:
+def matches(rule: Rule | Quarantine, cell: Cell) -> bool:
     """Whether every field that the rule names has one of the rule's values. `stage` is no field of a cell: `rule_for` asks it."""
     return all(field_of(cell, name) in values for name, values in rule.when.items() if name != STAGE)
 
 
-def concerns(rule: Rule, stage: Stage | None) -> bool:
+def concerns(rule: Rule | Quarantine, stage: Stage | None) -> bool:
     """Whether the rule speaks of `stage` (None: of the cell as a whole). One that names no stage speaks of all."""
     return STAGE not in rule.when or (stage is not None and stage in rule.when[STAGE])
 

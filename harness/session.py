@@ -12,14 +12,13 @@ import threading
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 from functools import partial
 from pathlib import Path
 
 from harness import machine, preflight, report
-from harness.commands import shell_line
 from harness.errors import HarnessError, HostError
 from harness.estimates import Records
 from harness.flow import run_cell
@@ -30,17 +29,20 @@ from harness.judge import rejudge
 from harness.launch import launch as launch_process
 from harness.leases import Held
 from harness.matrix import parse_matrix
-from harness.model import Cell, Evidence, Hardware, Matrix, Ruling, RulingKind, Run, Stage, Tier, VerdictKind, Weights
+from harness.matrix_quarantine import in_force, refuse_dates
+from harness.model import Cell, Evidence, Hardware, Matrix, Quarantine, Ruling, RulingKind, Run, Stage, Tier, VerdictKind, Weights
 from harness.needs import Room
 from harness.pool import Job, Pool
 from harness.processes import kill_until_gone, members
 from harness.progress import Progress
 from harness.redact import redact
 from harness.redact_patterns import secret_values
+from harness.retries import flaky_text, spoiled_before
 from harness.rules import rule_for
+from harness.run_words import by_stage, counted_as, why_untold
 from harness.select import select_cells, stages_in
 from harness.sim.build import CACHE_VARIABLE, build
-from harness.store import Store
+from harness.store import Store, utc_now
 from harness.warm import WarmLauncher
 from harness.yard import job_of, obstacle, open_pool, refusal, room_of
 
@@ -84,8 +86,10 @@ def open_store(root: Path, rehearsal: Path | None = None) -> Store:
 class Session:
     """The state of one harness run, shared by the items of the pytest door."""
 
-    def __init__(self, request: HostRequest, matrix: Matrix, launch: Callable[..., Run] = launch_process) -> None:
-        self.request, self.matrix = request, matrix
+    def __init__(
+        self, request: HostRequest, matrix: Matrix, launch: Callable[..., Run] = launch_process, today: date | None = None
+    ) -> None:
+        self.request, self.matrix, self._today = request, matrix, today
         self.last_lines: list[str] = []
         self.faults: list[str] = []
         self.scheduled: tuple[Wanted, ...] = ()
@@ -100,6 +104,8 @@ class Session:
         self._stop = threading.Event()
         self._kept: list[Evidence] = []
         self._selected: set[tuple[str, Stage]] = set()
+        # The nonce of the attempt that items of a stage were told of.
+        self._told: dict[tuple[str, Stage], str] = {}
         self._rulings: dict[str, Ruling] = {}
         self._preflight = preflight.Preflight()
         self._marks: Counter[str] = Counter()
@@ -107,8 +113,8 @@ class Session:
         self._room = Room(0)
 
     @classmethod
-    def open(cls, request: HostRequest) -> Session:
-        """Read the matrix. Raises MatrixError with the line of whatever has no meaning, HostError for what isn't built."""
+    def open(cls, request: HostRequest, now: Callable[[], datetime] = utc_now) -> Session:
+        """Read the matrix. Raises MatrixError with the line of whatever has no meaning or is over, HostError for what isn't built."""
         if request.jobs is not None and request.jobs < 1:
             raise HarnessError(f"--jobs {request.jobs}", "at least one cell must run at a time.", "Give a number from 1.")
         if not (math.isfinite(request.deadline_scale) and request.deadline_scale > 0):
@@ -116,8 +122,12 @@ class Session:
         hours = request.device_hours
         if hours is not None and not (math.isfinite(hours) and hours > 0):
             raise HarnessError(f"--device-hours {hours}", "a budget is a finite number of hours above 0.", "Give 8 or 0.5.")
+        if request.env_retries is not None and request.env_retries < 0:
+            raise HarnessError(f"--env-retries {request.env_retries}", "nothing is run less than once.", "Give a number from 0.")
         parse_day(request.as_of)
-        return cls(request, read_matrix(request.matrix or request.root / "matrix.yaml"))
+        matrix, today = read_matrix(request.matrix or request.root / "matrix.yaml"), now().date()
+        refuse_dates(matrix, today=today)
+        return cls(request, matrix, today=today)
 
     @property
     def store(self) -> Store:
@@ -202,7 +212,8 @@ class Session:
         self._goldens = Goldens(self._warm or self._launch)
         jobs = self._jobs(asked)
         refuse = refusal(self.host, self._room, self._hours)
-        self._pool = open_pool(self._run, self.host, jobs=self.request.jobs, refuse=refuse, tell=self._notes.append)
+        given = self.request
+        self._pool = open_pool(self._run, self.host, jobs=given.jobs, refuse=refuse, tell=self._notes.append, retries=given.env_retries)
         self._pool.submit(jobs)
 
     @property
@@ -221,7 +232,9 @@ class Session:
         assert self._pool is not None, "schedule comes first"
         pool = self._pool
         try:
-            return pool.wait(self._key(item.cell), item.stage, turn=lambda: self.watch(pool.progress()))
+            evidence = pool.wait(self._key(item.cell), item.stage, turn=lambda: self.watch(pool.progress()))
+            self._told[self._key(item.cell), item.stage] = evidence.nonce
+            return evidence
         finally:
             self.watch(None)
 
@@ -234,6 +247,10 @@ class Session:
         recorded_on = evidence.ruling.recorded_on
         return evidence.verdict.kind is VerdictKind.FIXED and recorded_on is not None and recorded_on is not evidence.hardware
 
+    def quarantine(self, cell: Cell | None, stage: Stage) -> Quarantine | None:
+        """What keeps a failure of this stage from turning the run red."""
+        return in_force(self.matrix, cell, stage, self._today) if cell else None
+
     @property
     def anything_ran(self) -> bool:
         """Whether a process ran for a stage that an item of this run tells of; what only led up to one does not count."""
@@ -241,13 +258,28 @@ class Session:
 
     @property
     def untold(self) -> list[Evidence]:
-        """Evidence of this run that is not green and that no item tells of: stages that were run because others needed them."""
-        bad = (VerdictKind.FAILED, VerdictKind.FIXED)
-        return [e for e in self._kept if e.verdict.kind in bad and not self.is_only_reported(e) and not self._is_told(e)]
+        """Evidence of this run that is not green and that no item tells of: stages that were run because others needed them, or run
+        again after their item was told. What another attempt was made after is no longer what this run found."""
+        bad, again = (VerdictKind.FAILED, VerdictKind.FIXED), self._run_again
+        left = [e for e in self._kept if e.verdict.kind in bad and (e.nonce, e.stage) not in again and not self.is_only_reported(e)]
+        left = [e for e in left if not self.quarantine(self.matrix.cell(e.cell), e.stage)]
+        return [e for e in left if not (self._is_told(e) and self._told.get(_asked_as(e), e.nonce) == e.nonce)]
+
+    @property
+    def _run_again(self) -> frozenset[tuple[str, str]]:
+        """(nonce, stage) of the failures that another attempt followed."""
+        return frozenset(one for e in self._kept for one in spoiled_before(e))
+
+    def _held(self) -> Iterator[tuple[Evidence, Quarantine]]:
+        """What a quarantine keeps from turning the run red."""
+        again = self._run_again
+        for e in self._kept:
+            held = self.quarantine(self.matrix.cell(e.cell), e.stage)
+            if held and e.verdict.kind in (VerdictKind.FAILED, VerdictKind.FIXED) and (e.nonce, e.stage) not in again:
+                yield e, held
 
     def _is_told(self, evidence: Evidence) -> bool:
-        key = evidence.tiny_key if evidence.weights is Weights.TINY else evidence.cell
-        return (key, evidence.stage) in self._selected
+        return _asked_as(evidence) in self._selected
 
     def finish(self) -> None:
         """End what still runs, then write the tables from all evidence. A rehearsal writes none.
@@ -285,9 +317,10 @@ class Session:
         """What the terminal shows after the items: verdicts of this run, marks of all evidence, files written."""
         lines = []
         if self._kept:
-            verdicts = Counter(str(e.verdict.kind) for e in self._kept)
+            again = self._run_again
+            verdicts = Counter(counted_as(e, again) for e in self._kept)
             lines.append("stages run: " + ", ".join(f"{count} {kind}" for kind, count in sorted(verdicts.items())))
-            lines += [f"  {line}" for line in _by_stage(self._kept)]
+            lines += [f"  {line}" for line in by_stage(self._kept)]
         if self._marks:
             lines.append("marks: " + ", ".join(f"{count} {kind}" for kind, count in sorted(self._marks.items())))
         if self.parsed:
@@ -296,25 +329,15 @@ class Session:
         if self._pool is not None and self.host.hardware.is_npu:
             of = f" of {self._hours:g}" if self._hours is not None else ""
             lines.append(f"device-hours: {self._pool.spent_s / 3600:.3f}{of}")
-        told = (f"{e.cell} {e.stage}: {e.verdict.kind}, {e.verdict.because}" for e in self.untold)
-        return lines + self._notes + [f"not selected, but not green: {line}" for line in told] + self.faults
-
-    def explain_failure(self, evidence: Evidence) -> str:
-        """What a person needs of a stage that is not green: what, why, who, the log's line, the command to paste, where the rest is."""
-        verdict, failed = evidence.verdict, [c for c in evidence.comparisons if not c.ok]
-        lines = [f"{evidence.cell} {evidence.stage} on {evidence.hardware or 'unwitnessed hardware'}: {verdict.kind}, {verdict.because}"]
-        lines.append(f"cause {verdict.cause or 'none'}, blame {verdict.blame}")
-        lines += [f"  {c.name}: expected {c.expected}, found {c.found} [{c.cause}]" for c in failed[:8]]
-        if evidence.outcome.remedy:
-            lines.append(f"next: {evidence.outcome.remedy}")
-        lines += [f"command: {shell_line(step)}" for step in evidence.steps[len(evidence.runs) - 1 : len(evidence.runs)]]
-        lines += [f"log: {run.log_path}" for run in evidence.runs[-1:]]
-        return "\n".join(lines)
+        lines += [f"flaky: {e.cell} {e.stage} {flaky_text(e)}" for e in self._kept if e.facts.get("flaky")]
+        lines += [f"not green, but {held}: {e.cell} {e.stage}: {e.verdict.kind}, {e.verdict.because}" for e, held in self._held()]
+        told = [f"{why_untold(e, self._is_told(e))}: {e.cell} {e.stage}: {e.verdict.kind}, {e.verdict.because}" for e in self.untold]
+        return lines + self._notes + told + self.faults
 
     def _key(self, cell: Cell) -> str:
         return cell.tiny_key if self.host.weights_for(cell.model) is Weights.TINY else cell.id
 
-    def _run(self, job: Job, held: Held) -> Iterator[Evidence]:
+    def _run(self, job: Job, held: Held) -> Generator[Evidence, None, None]:
         if self._stop.is_set():
             return
         # The run itself holds the lease's locks too: a killed harness must not give away what a run of it still uses.
@@ -329,6 +352,7 @@ class Session:
             keep=self._keep,
             clean=cleaner(self.host),
             stop=self._stop,
+            before=job.before,
         )
 
     def _keep(self, evidence: Evidence) -> None:
@@ -347,12 +371,9 @@ def one_line(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {' '.join(said.split())}{where}"
 
 
-def _by_stage(kept: Sequence[Evidence]) -> Iterator[str]:
-    """What became of each stage, and where it ran; what nothing ran for is left out."""
-    for stage in Stage:
-        found = Counter(f"{e.verdict.kind} on {e.hardware or 'unwitnessed hardware'}" for e in kept if e.stage is stage and e.runs)
-        if found:
-            yield f"{stage}: " + ", ".join(f"{count} {text}" for text, count in sorted(found.items()))
+def _asked_as(evidence: Evidence) -> tuple[str, Stage]:
+    """What items ask for it by."""
+    return (evidence.tiny_key if evidence.weights is Weights.TINY else evidence.cell), evidence.stage
 
 
 def _kill_runs(runs: Path) -> None:

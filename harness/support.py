@@ -17,8 +17,9 @@ from datetime import date
 
 from harness.cell_facts import changes
 from harness.errors import EvidenceError
-from harness.evidence import MEASURED, UNWITNESSED, day, rank, stack_name, started
+from harness.evidence import MEASURED, UNWITNESSED, day, rank, stack_name, when
 from harness.judge import judge_under
+from harness.matrix_quarantine import in_force
 from harness.model import (
     Algorithm,
     Cell,
@@ -36,6 +37,7 @@ from harness.model import (
     VerdictKind,
     Weights,
 )
+from harness.retries import flaky_text
 
 RequiredStages = Callable[[Algorithm, Tuner, Engine], tuple[Stage, ...]]
 # What the matrix asks of a cell's stage; None: of the cell as a whole.
@@ -50,6 +52,8 @@ _WEAKNESSES = (
     (VerdictKind.KNOWN_FAILURE, MarkKind.KNOWN_FAILURE),
     (VerdictKind.BLOCKED, MarkKind.BLOCKED),
 )
+# What a quarantine speaks of: nobody waits for these to be mended before it ends.
+_HELD = frozenset({MarkKind.FAILING, MarkKind.FIXED})
 _PASSES = frozenset({VerdictKind.PASSED, VerdictKind.FIXED})
 _SAID = frozenset({VerdictKind.PASSED, *(kind for kind, _ in _WEAKNESSES)})
 
@@ -110,7 +114,7 @@ class _Answer:
 def support_table(
     matrix: Matrix, evidence: Iterable[Evidence], as_of: date | None, *, required_stages: RequiredStages, ruling: RulingOf, gap: GapOf
 ) -> SupportTable:
-    """The marks of `matrix` on the day `as_of` (default: that of the newest evidence).
+    """The marks of `matrix` on the day `as_of` (default: that of the newest evidence). What is under quarantine on that day is never green.
 
     A positive mark is dated by the oldest of its required stages: a claim is as old as its oldest proof, and that is what max_age_days
     measures. A negative one is dated by the stage that decides. Raises EvidenceError for evidence of a rehearsal.
@@ -234,17 +238,21 @@ class _Folder:
             if weak is None or (kind is MarkKind.BLOCKED and not _is_blocked(weak, stages, required)):
                 continue
             rest = tuple(p for p in stages.values() if p is not weak)
-            return _Answer(body, kind, _because(weak, body) + runner, (weak, *rest), measured)
+            held = in_force(self._matrix, cell, weak.stage, self._as_of) if kind in _HELD else None
+            because = _because(weak, body) + (f"; {held}" if held else "")
+            return _Answer(body, kind, because + runner, (weak, *rest), measured)
         passed = {stage: piece for stage, piece in stages.items() if piece.verdict.kind is VerdictKind.PASSED}
         pieces = tuple(sorted(passed.values(), key=lambda e: (day(e), e.sha256)))
         missing = [str(stage) for stage in required if stage not in passed and stage not in against]
         if missing or other or not required:
             done = [f"{', '.join(passed)} passed on {body.place}"] if passed else []
             lacking = [f"{', '.join(missing)} not run"] if missing else []
-            because = "; ".join([*done, *lacking, *([other] if other else [])])
+            because = "; ".join([*done, *lacking, *([other] if other else []), *_flaky(pieces)])
             return _Answer(body, None, f"{because}{runner}", pieces or tuple(stages.values()), measured)
         kind, because = self._positive(cell, target, body, pieces)
-        return _Answer(body, kind, because + runner, pieces)
+        if held := next(filter(None, (in_force(self._matrix, cell, stage, self._as_of) for stage in required)), None):
+            return _Answer(body, None, f"{because}, but is {held}{runner}", pieces)
+        return _Answer(body, kind, "; ".join([because, *_flaky(pieces)]) + runner, pieces)
 
     def _not_counted(self, piece: Evidence, cell: Cell) -> str:
         """Why the piece says nothing about the cell of today; "" where it does."""
@@ -308,7 +316,7 @@ def _drop_outlived_crashes(bodies: dict[tuple[str, str], dict[Stage, Evidence]])
             continue
         for stage, crash in list(stages.items()):
             others = [s[stage] for (c, name), s in bodies.items() if c == cell and name != UNWITNESSED and stage in s]
-            if any(started(other) > started(crash) for other in others):
+            if any(when(other) > when(crash) for other in others):
                 del stages[stage]
 
 
@@ -337,6 +345,11 @@ def _because(weak: Evidence, body: _Body) -> str:
         case _:
             issue = f" ({weak.ruling.issue})" if weak.ruling.issue else ""
             return f"{weak.stage} on {place}: {verdict.because}{issue}"
+
+
+def _flaky(pieces: Iterable[Evidence]) -> tuple[str, ...]:
+    told = [f"{piece.stage} {text}" for piece in pieces if (text := flaky_text(piece))]
+    return (f"flaky: {', '.join(told)}",) if told else ()
 
 
 def _beside(answers: Iterable[_Answer]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from harness.commands_asked import asked_saves
@@ -64,20 +64,25 @@ def refusal(host: Host, room: Room, hours: float | None) -> Callable[[Job, float
 
 
 def open_pool(
-    run: Callable[[Job, Held], Iterator[Evidence]],
+    run: Callable[[Job, Held], Generator[Evidence, None, None]],
     host: Host,
     *,
     jobs: int | None,
     refuse: Callable[[Job, float], str],
     tell: Callable[[str], object],
+    retries: int | None,
 ) -> Pool:
-    """A pool for the NPUs of `host`, with as many cells at once as they allow; else for its cores, or `jobs` where that is more."""
+    """A pool for the NPUs of `host`, with as many cells at once as they allow; else for its cores, or `jobs` where that is more.
+
+    `retries` None: once on NPUs, which fail of themselves at times; elsewhere never.
+    """
     if host.hardware.is_npu:
-        return Pool(run, device_desk(host), capacity=len(host.npu_ids), jobs=jobs, refuse=refuse, tell=tell)
+        often = 1 if retries is None else retries
+        return Pool(run, device_desk(host), capacity=len(host.npu_ids), jobs=jobs, refuse=refuse, tell=tell, retries=often)
     # A rank of a tiny run keeps 0.7 of a core busy (measured: ddp 1.3, zero3 1.4 cores of two ranks), so half as many again are lent.
     cores = max((os.cpu_count() or 1) * 3 // 2, jobs or 0)
     desk = CoreDesk(cores, memory_to_lend_mib(), host_folder(), host.npu_ids)
-    return Pool(run, desk, capacity=cores, jobs=jobs or cores, refuse=refuse, tell=tell)
+    return Pool(run, desk, capacity=cores, jobs=jobs or cores, refuse=refuse, tell=tell, retries=retries or 0)
 
 
 def device_desk(host: Host) -> DeviceDesk:

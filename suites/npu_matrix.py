@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.model import Cell, Evidence, RulingKind, VerdictKind
+from harness.model import Cell, Evidence, RulingKind, Stage, VerdictKind
 from harness.pool import Cancelled, Refused
+from harness.retries import flaky_text
+from harness.run_words import explain_failure
 from harness.session import Session, Wanted, one_line
 
 SKIPS = (VerdictKind.UNTESTED, VerdictKind.NOT_RUNNABLE, VerdictKind.EXCLUDED)
@@ -37,6 +39,8 @@ class StageItem(pytest.Item):
         self.measured_s = evidence.duration_s
         if evidence.cell != self.wanted.cell.id:
             self.add_report_section("call", "evidence", f"answered by the tiny run of {evidence.cell}, same family and settings")
+        if flaky := flaky_text(evidence):
+            self.add_report_section("call", "flaky", f"{self.wanted.cell.id} {self.wanted.stage}: {flaky}")
         verdict = evidence.verdict
         if verdict.kind is VerdictKind.KNOWN_FAILURE:
             pytest.xfail(verdict.because)
@@ -45,6 +49,7 @@ class StageItem(pytest.Item):
         if verdict.kind in SKIPS:
             pytest.skip(f"{verdict.kind}: {verdict.because}")
         if verdict.kind is not VerdictKind.PASSED and not self.ours.is_only_reported(evidence):
+            self.quarantined(evidence)
             raise StageFailed(evidence)
 
     def blocked(self, evidence: Evidence) -> None:
@@ -52,12 +57,22 @@ class StageItem(pytest.Item):
         blocker = str(evidence.facts["blocked_by"])
         if evidence.facts.get("blocked_verdict") == VerdictKind.KNOWN_FAILURE:
             pytest.xfail(f"{evidence.verdict.because}: {evidence.ruling.because}")
+        held = self.ours.quarantine(self.wanted.cell, Stage(blocker))
+        if held and evidence.facts.get("blocked_verdict") == VerdictKind.FAILED:
+            pytest.xfail(f"{evidence.verdict.because}, which is {held}")
         if self.ours.is_selected(self.wanted, blocker):
             pytest.skip(f"blocked: {evidence.verdict.because}")
 
+    def quarantined(self, evidence: Evidence) -> None:
+        """A failure that a quarantine is about stops nobody until its day, and is told all the same."""
+        held = self.ours.quarantine(self.wanted.cell, self.wanted.stage)
+        if held and evidence.verdict.kind in (VerdictKind.FAILED, VerdictKind.FIXED):
+            self.add_report_section("call", "quarantine", explain_failure(evidence))
+            pytest.xfail(f"{held}; {evidence.verdict.kind}: {evidence.verdict.because}")
+
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, StageFailed):
-            return self.ours.explain_failure(excinfo.value.evidence)
+            return explain_failure(excinfo.value.evidence)
         if isinstance(excinfo.value, (HarnessError, OSError, Cancelled)):
             return f"{self.wanted.cell.id} {self.wanted.stage}: no verdict, {one_line(excinfo.value)} [blame environment]"
         return super().repr_failure(excinfo)

@@ -61,7 +61,7 @@ def test_who_has_waited_is_not_overtaken(desk: CoreDesk) -> None:
 
 
 def test_a_lease_that_found_no_ports_takes_no_cores(desk: CoreDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(folder: Path) -> None:
+    def none_left(folder: Path, shunned: object) -> None:
         raise OSError("no ports")
 
     with monkeypatch.context() as patch:

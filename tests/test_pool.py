@@ -183,7 +183,7 @@ def test_a_job_whose_devices_are_unfit_gets_others_and_the_unfit_are_named():
 
 def test_devices_are_checked_again_after_a_failure():
     told = []
-    pool = pool_of(lambda j, held: iter([evidence(Stage.TRAIN, VerdictKind.FAILED)]), bad=[{}, {0: "sick"}], tell=told.append)
+    pool = pool_of(lambda j, held: (evidence(s, VerdictKind.FAILED) for s in (Stage.TRAIN,)), bad=[{}, {0: "sick"}], tell=told.append)
     pool.submit([job("a")])
     assert pool.wait("a", Stage.TRAIN).verdict.kind is VerdictKind.FAILED
     pool.close()

@@ -17,7 +17,7 @@ ROOMS = {
         "tensors", "vocabulary", "witness_log", "npu_smi*",
         "topology",
         "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates", "progress",
-        "needs", "explain", "hang_phase", "log_lines", "sieve", "signs",
+        "needs", "explain", "retries", "run_words", "hang_phase", "log_lines", "sieve", "signs",
         "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
     ),
     2: (
