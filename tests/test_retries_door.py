@@ -28,6 +28,7 @@ if sys.argv[1:2] in (["sft"], ["rlhf"], ["pt"]):
     with open({count!r}, "a") as file:
         file.write(os.environ["NPU_MATRIX_NONCE"] + " " + os.getcwd() + "\\n")
     if count < {times}:
+        {first}
         print({says!r})
         sys.exit(1)
 os.execv({honest!r}, [{honest!r}, *sys.argv[1:]])
@@ -36,11 +37,11 @@ IN_USE = "RuntimeError: The server socket has failed to listen: [Errno 98] Addre
 REFUSED = "ValueError: remaining_argv: ['--train_type', 'lora']"
 
 
-def spoil(swift: Path, says: str, times: int) -> Path:
+def spoil(swift: Path, says: str, times: int, first: str = "pass") -> Path:
     """Put a `swift` that fails `times` trainings in front of the one at `swift`; the file that has a line for each training."""
     honest_one, count = swift.with_name("honest-swift"), swift.with_name("trainings")
     shutil.move(swift, honest_one)
-    text = _SPOILT.format(python=sys.executable, count=str(count), times=times, says=says, honest=str(honest_one))
+    text = _SPOILT.format(python=sys.executable, count=str(count), times=times, says=says, first=first, honest=str(honest_one))
     write_executable(swift, text)
     return count
 
@@ -99,3 +100,18 @@ def test_off_npus_an_attempt_is_the_only_one_unless_more_are_asked_for(place: Pl
     kept = [json.loads(path.read_text()) for path in (place.root / "reports" / "evidence" / CELL).glob("*--cpu--*.json")]
     assert [piece["facts"]["attempt"] for piece in kept] == [2]
     assert f"flaky: train passed at attempt 2 after {TAKEN}" in (place.root / "reports" / "support.md").read_text().replace("\\_", "_")
+
+
+def test_a_device_that_turned_sick_is_set_aside_and_the_next_attempt_gets_another(place: Place, host_with_npus: Path) -> None:  # noqa: F811
+    local = host_with_npus / "usr/local"
+    smi, sick = local / "sbin/npu-smi", local / "sbin/npu-smi-of-a-sick-host"
+    spoil(local / "bin/swift", "RuntimeError: device lost heartbeat", 1, first=f"os.replace({str(sick)!r}, {str(smi)!r})")
+    well, alarm = (json.dumps(rehearsal.npu_smi_info(frozenset(ids)))[1:-1] for ids in ((), (0,)))
+    text = smi.read_text(encoding="utf-8")
+    assert text.count(repr(well)[1:-1]) == 1
+    write_executable(sick, text.replace(repr(well)[1:-1], repr(alarm)[1:-1]))
+    code, output, (first, last) = rehearsed(place, host_with_npus)
+    assert code == 0 and "1 flaky" in output, output
+    assert "NPU 0 was set aside: its health is Alarm" in output
+    seen = [e.runs[0].env["ASCEND_RT_VISIBLE_DEVICES"] for e in (first, last)]
+    assert (first.verdict.cause, seen[0], seen[1] != "0") == ("dev.lost", "0", True)
