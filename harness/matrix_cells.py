@@ -12,6 +12,7 @@ from harness.errors import MatrixError, did_you_mean
 from harness.matrix_schema import BlockShape, MatrixShape, OptionsShape, Target
 from harness.matrix_text import Source
 from harness.model import Algorithm, Cell, Engine, Hardware, Model, Options, Recipe, Stage, Strategy
+from harness.rules import applicable_stages
 
 # In the order in which an id names them
 _OPTION_WORDS: Mapping[str, str] = {
@@ -79,7 +80,9 @@ def expand_cells(source: Source, shape: MatrixShape, declared: Declared) -> tupl
     drafts: list[Cell] = []
     for name, block in shape.cells.items():
         _check_block(source, name, block, shape, declared)
-        drafts.extend(_product(source, name, block, declared))
+        cells = list(_product(source, name, block, declared))
+        _check_stages(source, name, block, cells)
+        drafts.extend(cells)
     _refuse_twins(source, drafts)
     return _told_apart(source, drafts)
 
@@ -143,6 +146,15 @@ def _check_block(source: Source, name: str, block: BlockShape, shape: MatrixShap
         raise source.refuse((*path, "recipe"), what, did_you_mean(block.recipe, declared.recipes))
     if block.devices is not None:
         _check_devices(source, name, block, block.devices)
+
+
+def _check_stages(source: Source, name: str, block: BlockShape, cells: Sequence[Cell]) -> None:
+    """A stage that no cell of the block has would select nothing, and nobody would notice."""
+    known = {stage.value for cell in cells for stage in applicable_stages(cell)}
+    for number, stage in enumerate(block.stages or ()):
+        if stage not in known:
+            what = f"no cell of block {name!r} has a stage {stage!r}."
+            raise source.refuse(("cells", name, "stages", number), what, did_you_mean(stage, sorted(known)))
 
 
 def _check_devices(source: Source, name: str, block: BlockShape, devices: int) -> None:

@@ -27,6 +27,7 @@ MARKERS = {
     "kernel_parity": "NPU kernels against references (not built yet)",
     "npu_benchmark": "memory and throughput (not built yet)",
     "swift": "starts or imports the real ms-swift; takes seconds to minutes",
+    "alone": "measures time, so it runs beside no other test",
 }
 SESSION: pytest.StashKey[Session] = pytest.StashKey()
 INTERRUPTS: pytest.StashKey[Interrupts] = pytest.StashKey()

@@ -176,6 +176,12 @@ REFUSED = {
         "  parsed:",
         ["cell dpo-qwen3_8b-lora-zero2 of block 'parsed' is already declared by block 'documented' on line"],
     ),
+    "a stage that none of its cells has": (
+        "tuners: [full]\n    strategies: [ddp]\n    engines: [vllm]",
+        "tuners: [full]\n    strategies: [ddp]\n    engines: [vllm]\n    stages: [train, merge]",
+        "merge]",
+        ["no cell of block 'parsed' has a stage 'merge'"],
+    ),
     "more than one node": (
         "    tier: weekly",
         "    tier: weekly\n    nodes: 2",
