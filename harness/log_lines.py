@@ -33,14 +33,14 @@ _CLOCK = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>\d\d):(?P<second>\d\d)(?P<fraction>[.,]\d{1,3}(?:\.?\d{3})*)?"
 )
 _TALK_BEFORE = re.compile(
-    r"(?i)\b(?:if|in case(?: of)?|to avoid|avoid(?:s|ing)?|(?:to )?prevents?|may|might|could|without|no|never|handles?|handled|"
+    r"(?i)\b(?:if|in case(?: of)?|to avoid|avoid(?:s|ing)?|(?:to )?prevents?|may|might|could|without|never|handles?|handled|"
     r"recover(?:ed|s)? from|retry(?:ing)?(?: on| after)?|ignor(?:e|ed|es|ing)|skip(?:s|ped|ping)?|catch(?:es)?|"
-    r"check(?:s|ing)? (?:for|whether)|such as|e\.g\.|tip:|hint:|note:|faq:|see:?)[\s:'\"`(][^.;]{0,60}$"
+    r"check(?:s|ing)? (?:for|whether)|such as|e\.g\.|tip:|hint:|note:|faq:|see:?)[\s:'\"`(][^.;]{0,60}$|\bno (?:\w+ ){0,2}$"
 )
 _TALK_AFTER = re.compile(
     r"(?i)\b(?:retrying|will retry|will be retried|try(?:ing)? (?:the )?(?:next|another)|falling back|falls? back|instead\b|"
     r"(?:was|is|being|and) (?:ignored|skipped|recovered|handled)|ignoring|skipping|recovered)\b|"
-    r"^(?: \w+)? (?:errors?|count|events?|failures?)\s?[:=] ?0\b"
+    r"^(?:s|(?: \w+)? (?:errors?|count|events?|failures?))\s?[:=] ?0\b"
 )
 
 

@@ -26,14 +26,17 @@ class Sign:
 
 
 _STRONG = re.compile(
-    r"Fatal Python error|Segmentation fault|core dumped|terminate called after throwing|ChildFailedError|exit ?code\s*[:=]\s*-?[1-9]|"
-    r"exit(?:ed)? (?:with )?(?:exit )?(?:code|status)\W{0,2}-?[1-9]|\bERR(?!99999)\d{5}\b|\bE[A-Z\d]9999\b|[Ii]nner [Ee]rror!|"
+    r"Fatal Python error|Segmentation fault|core dumped|terminate called after throwing|ChildFailedError|"
+    r"\*\*\* \[\S+\] Error \d|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)|[Ee]xit ?code\s*[:=]\s*-?[1-9]|"
+    r"exit(?:ed)? (?:with )?(?:exit )?(?:code|status)\W{0,2}-?[1-9]|"
+    r"\bERR(?!99999)\d{5}\b|\bE[A-Z\d]9999\b|\bE[A-Z\d]\d{4}: ?\[PID|[Ii]nner [Ee]rror!|"
     r"error code(?: is|:)? ?-?[1-9]\d*\b|EngineCore (?:died|failed|encountered)|EngineDeadError|ActorDiedError|RayTaskError|"
     r"hit an exception|terminated (?:with|by) signal|\(SIG(?:KILL|SEGV|ABRT|BUS)\)|Signal \d+ \(SIG|"
     r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:: |$)"
 )
 _WEAK = re.compile(
-    r"\b[A-Z]\w*(?:Error|Exception)\b|"
+    r"\b[A-Z]\w*(?:Error|Exception)\b|\b[Jj]ob\b.{0,40}\bFAILED\b|Error response from daemon|"
+    r"^(?:\w+\.)+(?:errors?|exceptions?)\.[A-Z]\w*(?:: |$)|^(?:\w+\.)+[A-Z]\w*(?:NotFound|Traceback|Conflict|Exceeded)(?:: |$)|"
     r"(?i:\b(?:failed with|failed to|failed:|fatal|aborted|crash(?:ed)?|has died|timed out|hangs?|hung|stuck|deadlock|wait on)\b)"
 )
 _GOOD_END = re.compile(

@@ -23,12 +23,14 @@ COMM: tuple[Symptom, ...] = (
         r"[Aa]ddress already in use",
         r"EADDRINUSE",
         r"specific port\s?\[\d+\] fail",
-        r"[Pp]ort \d+ is (?:already )?(?:in use|occupied|taken|used)",
+        r"[Pp]ort \d+ is (?:already )?(?:in use|occupied|taken|used|unavailable|not (?:available|free))",
         r"have been bound already",
         r"listen start fail",
         r"\[Errno 98\]",
         r"[Aa]ddress in use",
         r"[Pp]ort \d+ already in use",
+        r"[Ff]ailed to bind\b.{0,60}\bport\b",
+        r"[Pp]ort\b.{0,20}\balready (?:been )?(?:bound|allocated)\b",
     ),
     symptom(
         "link.down",
@@ -39,7 +41,8 @@ COMM: tuple[Symptom, ...] = (
         r"hdc message process failed ret\(-67\)",
         r"[Ll]ink[_ ]status\W{1,3}DOWN",
         r"\bNPU\S* .{0,40}[Ll]ink [Dd]own\b",
-        r"(?i:\b(?:roce|rdma|hccs|optical|network)\b.{0,30}\b(?:port|link)\b.{0,10}\bdown\b)",
+        r"(?i:\b(?:roce|rdma|hccs|optical|network|nic|netdev)\b.{0,30}\b(?:port|link|health)\b.{0,16}\b(?:down|fault|abnormal)\b)",
+        r"(?i:\b(?:nic port|roce|rdma|hccs) (?:is |was |went |has gone )?down\b)",
     ),
     symptom(
         "link.errors",
@@ -74,6 +77,9 @@ COMM: tuple[Symptom, ...] = (
         r"this (?:hccl|nccl) communicator is created to work on",
         r"(?i:(?:weight|parameter)s? (?:sync\w*|update|transfer) (?:has |was )?(?:failed|timed out|error))",
         r"[Ff]ailed to (?:sync\w*|update|transfer) (?:the )?(?:vllm |rollout |model )?weights",
+        r"(?:update|sync|transfer)_(?:\w+_)?(?:weight|param)\w*(?:\(\))? (?:has |was )?(?:failed|timed out|error)\b",
+        r"(?i:\bwhile (?:sync\w*|updating|transferring) (?:the )?(?:rollout |vllm )?(?:weight|parameter)s\b)",
+        r"(?:Error|Timeout)\b.{0,200}/(?:init_communicator|update_\w*(?:param|weight|adapter)\w*)\b",
     ),
     symptom(
         "weights.frame",
@@ -101,6 +107,7 @@ COMM: tuple[Symptom, ...] = (
         r"SUSPECT REMOTE ERROR",
         code("107019|107020|507046|507047|507048|507057"),
         r"HCCL watchdog thread terminated",
+        r"Some (?:HCCL|NCCL|collective) operations have failed or timed out",
         role=Role.FOLLOWS,
     ),
     symptom(

@@ -16,6 +16,7 @@ ENV: tuple[Symptom, ...] = (
         r"cannot import name '\w+' from 'megatron",
         r"module 'megatron[\w.]*' has no attribute",
         r"[Mm]ultiple .{0,20}megatron",
+        r"requires megatron[-_]core.{0,30}\b(?:found|but|installed)\b",
     ),
     symptom(
         "cann.library",
@@ -51,6 +52,7 @@ ENV: tuple[Symptom, ...] = (
         r"lib(?:atb|asdops|lcal|mki|atb_speed\w*|tbe_adapter)\.so(?:\.\d+)*: cannot open",
         r"ATB_HOME_PATH.{0,40}(?:not set|not (?:been )?defined|KeyError)",
         r"KeyError: 'ATB_HOME_PATH'",
+        r"\b(?:ATB|NNAL|nnal)\b.{0,20}\bnot (?:installed|found)\b",
         r"nnal/atb/set_env\.sh: No such file",
     ),
     symptom(
@@ -58,7 +60,7 @@ ENV: tuple[Symptom, ...] = (
         "env.nnal_abi",
         "Perhaps: install the NNAL that pairs with this torch_npu and CANN, with the same C++ ABI.",
         r"undefined symbol: _ZNK?(?:3atb|6AsdOps|3Mki)",
-        r"libatb\S*: undefined symbol",
+        r"lib(?:atb|asdops|lcal|mki)\S*: (?:undefined symbol|version [`'])",
     ),
     symptom(
         "cann.symbol",
@@ -79,6 +81,9 @@ ENV: tuple[Symptom, ...] = (
         r"incompatible|inconsistent|too (?:old|low))",
         r"[Ii]nconsistent (?:CANN|HCCL) version",
         r"[Vv]ersion (?:mismatch|incompatib\w+).{0,60}(?:CANN|torch_npu|driver)",
+        r"[Vv]ersion of (?:the )?(?:CANN|[Dd]river|[Ff]irmware|torch_npu|HDK)\b.{0,40}(?:not match|mismatch|incompatible|too (?:old|low))",
+        r"\b(?:requires?|needs?) (?:the )?(?:CANN|Ascend HDK|HDK|[Dd]river|[Ff]irmware)\b.{0,40}\bbut\b",
+        r"[Pp]lease upgrade (?:the |your )?(?:CANN|HDK|driver|firmware)\b",
     ),
     symptom(
         "cann.internal",
@@ -107,6 +112,10 @@ ENV: tuple[Symptom, ...] = (
         r"Parse dynamic kernel config fail",
         r"Failed to parse kernel in \w",
         r"Cannot parse json for config file .*/kernel/",
+        r"(?i:\bkernels? package\b.{0,40}(?:not found|missing|not installed|not exist))",
+        r"(?i:check (?:whether|that|if) (?:the )?(?:opp|ops?|kernels?)\S* package)",
+        r"\bEZ3003\b",
+        r"No supported [Oo]ps kernel and engine",
         code("561003"),
     ),
     symptom(
@@ -118,6 +127,8 @@ ENV: tuple[Symptom, ...] = (
         r"torch[_-]npu (?:is not|was not|not) (?:installed|found)",
         r"[Pp]lease (?:pip )?install torch[_-]npu",
         r"torch[_-]npu is not available",
+        r"from partially initialized module 'torch_npu",
+        r"device type at start of device string: npu",
     ),
     symptom(
         "abi.symbol",
@@ -149,6 +160,8 @@ ENV: tuple[Symptom, ...] = (
         r"soc_?version .{0,60}does not match",
         r"current device type.{0,60}does not match",
         r"is not a supported wheel on this platform",
+        r"(?i:soc[_ ]version .{0,60}(?:is different from|differs from|is not the same as|mismatch))",
+        r"(?i:(?:built|compiled) for (?:(?:soc|chip|device)\S* )?\W?ascend\S* .{0,40}\b(?:but|while)\b)",
     ),
     symptom(
         "cuda.only",
@@ -165,6 +178,8 @@ ENV: tuple[Symptom, ...] = (
         r"deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False",
         r"the package flash_attn seems to be not installed",
         r"nvcc: (?:command )?not found",
+        r"libbitsandbytes_c\S*: cannot open",
+        r"(?:only supports|only works on|only runs on|requires an?|requires) (?:CUDA|NVIDIA|Nvidia|nvidia)\b.{0,12}(?:device|GPU)s?\b",
         r"CUDA (?:is not available|SETUP|Setup failed)",
         r"CUDA error: ",
     ),
@@ -176,6 +191,7 @@ ENV: tuple[Symptom, ...] = (
         r"ResolutionImpossible",
         r"conflicting dependencies",
         r"ContextualVersionConflict",
+        r"distribution was not found and is required by",
         r"VersionConflict",
         r"[Nn]o solution found when resolving",
         r"requirements are unsatisfiable",

@@ -31,6 +31,8 @@ OPERATORS: tuple[Symptom, ...] = (
         "op.dtype",
         "Perhaps: an operator lacks this dtype or form on this chip: the lines above name it.",
         r"\bERR01007\b",
+        r"expected scalar type \w+ but found \w+",
+        r"(?:must|to) have the same dtype",
         code("100026"),
         role=Role.VAGUE,
     ),
@@ -45,6 +47,8 @@ OPERATORS: tuple[Symptom, ...] = (
         r"triton\.compiler\.errors\.\w*Error",
         r"bishengir-\w*compile\b.{0,400}(?:returned non-zero|fail)",
         r"grid should be less than 65536",
+        r"OutOfResources: out of resource",
+        r"triton\.runtime\.errors\.\w+",
         r"coreDim=?\d* .{0,30}(?:exceed|larger)",
         r"\[ConvertLinalgRToBinary\] encounters error",
         r"BiSheng\w*IR compile fail",
@@ -62,6 +66,7 @@ OPERATORS: tuple[Symptom, ...] = (
         r"Failed to compile (?:Op|node)",
         r"[Cc]ompile op\s?\[.{0,80}\] failed",
         r"op compile failed",
+        r"(?i:(?:compile|build) (?:the )?(?:operator|op|op model|op graph) fail)",
         r"TbeCompile\w* fail",
         code("561002"),
     ),
@@ -119,6 +124,7 @@ OPERATORS: tuple[Symptom, ...] = (
         r"by) (?:the )?(?i:npu|ascend|privateuse)",
         r"(?:HCCL|ProcessGroupHCCL)\b.{0,40}(?:does not|doesn't|not) support",
         r"[Uu]nsupported (?:reduce ?op|HCCL)",
+        r"(?:does not|doesn't|do not) support .{0,40}\bon (?:the )?(?i:ascend|npu)",
     ),
 )
 
@@ -151,6 +157,10 @@ RUN: tuple[Symptom, ...] = (
         r"are) not (?:allowed|supported) (?:with|when|together)|conflicts? with)",
         r"error: argument .* not allowed with argument",
         r"(?:\w+Error|[Aa]ssertion).*(?:cannot use both|\bnot both\b|only supported (?:when|with)\b)",
+        r"(?:\w+Error|[Aa]ssertion).*(?:can't|cannot|can not) (?:be )?(?:used?|enabled?|combined?|set|specif\w+)\b.{0,60}\b(?:together|"
+        r"without|unless|at the same time|simultaneously)\b",
+        r"(?:Value|Assertion|NotImplemented)Error: .{0,40}(?:--|[`'\"])[a-z]\w+(?: \w+)?[`'\"]*(?: feature| option| argument)? "
+        r"(?:requires?|needs|must be used with|only (?:supports|works with))\b",
     ),
     symptom(
         "args.numbers",
@@ -167,7 +177,7 @@ RUN: tuple[Symptom, ...] = (
         r"No module named '(?:deepspeed|vllm|vllm_ascend|liger_kernel|lmdeploy|sglang|bitsandbytes|peft|trl|fla|ray|"
         r"evalscope|unsloth|galore_torch|auto_gptq|gptqmodel|autoawq|awq|qwen_vl_utils|qwen_omni_utils|decord|librosa|"
         r"swanlab|wandb|mcore_bridge)\b",
-        r"(?:Import|Value)Error: .*(?:[Pp]lease (?:pip )?install|requires? .{1,40} to be installed)",
+        r"(?:Import|Value)Error: .*(?:[Pp]lease (?:pip )?install|install it (?:using|with|via)|requires? .{1,40} to be installed)",
     ),
     symptom(
         "args.fused_experts",
@@ -187,12 +197,14 @@ RUN: tuple[Symptom, ...] = (
         "nan.said",
         "train.nan",
         _NAN,
-        r"[Ff]ound (?:NaN|nan|Inf|inf) in (?:local )?(?:grad|loss|param|the loss|the grad)",
+        r"[Ff]ound (?:NaN|nan|Inf|inf) in (?:local )?(?:forward )?(?:grad|loss|param|the loss|the grad)",
+        r"[Uu]nexpected result (?:nan|inf)\b",
         r"(?:[Nn]a[Nn]|[Ii]nf) (?:loss|grad\w*) (?:detected|found|encountered)",
         r"(?:loss|grad(?:ient)?s?(?: norm)?) (?:is|are|became|becomes|contains?) (?:[Nn]a[Nn]|[Ii]nf|not finite|non-finite)\b",
         r"Function '\w+' returned nan values",
         r"probability tensor contains either `inf`, `nan`",
         r"loss scale already at minimum",
+        r"[Mm]inimum loss scale reached",
     ),
     symptom(
         "data.worker",
@@ -201,6 +213,7 @@ RUN: tuple[Symptom, ...] = (
         r"subprocesses has abruptly died during map operation",
         r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly",
         r"A process in the process pool was terminated abruptly",
+        r"(?i:\b(?:map|num_proc|preprocess\w*)\b.{0,30}\b(?:died|crashed|was killed|was terminated)\b)",
     ),
     symptom(
         "data.missing",
@@ -212,9 +225,11 @@ RUN: tuple[Symptom, ...] = (
         r"num_samples=0",
         r"DatasetNotFoundError",
         r"EmptyDatasetError",
-        r"DatasetGenerationError",
+        r"DatasetGeneration(?:Cast)?Error",
+        r"JSONDecodeError.{0,120}\.jsonl?\b",
+        r"not in the dataset\b.{0,20}[Cc]urrent columns",
         r"Couldn't find (?:a dataset|any data file)",
-        r"(?:[Tt]rain_)?[Dd]ataset .{0,60}(?:has no|contains no|have no) (?:rows|samples|data)",
+        r"(?:[Tt]rain_)?[Dd]ataset .{0,60}(?:has no|contains no|have no|has 0|contains 0) (?:rows|samples|data|examples)",
         r"FileNotFoundError: .*\.(?:jsonl|json|csv|parquet|arrow)\b(?!.*config)",
         r"[Dd]ataset \S+ (?:is |was )?(?:not found|does not exist|doesn't exist)",
         r"len(?:gth)? of (?:the )?(?:train_?|val_?)?dataset is 0",
@@ -238,6 +253,7 @@ RUN: tuple[Symptom, ...] = (
         r"Read-only file system",
         r"PytorchStreamWriter failed writing",
         r"[Ff]ile write failed",
+        r"OSError: .*Input/output error.*(?:checkpoint|ckpt|output)",
         r"Parent directory \S+ (?:does not exist|cannot be created)",
         r"PermissionError: .*(?:checkpoint|output|ckpt|\.safetensors|\.bin)",
         r"[Ff]ailed to save (?:the )?(?:checkpoint|model|optimizer)",
