@@ -33,7 +33,7 @@ _CLOCK = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>\d\d):(?P<second>\d\d)(?P<fraction>[.,]\d{1,3}(?:\.?\d{3})*)?"
 )
 _TALK_BEFORE = re.compile(
-    r"(?i)\b(?:if|in case(?: of)?|to avoid|avoid(?:s|ing)?|(?:to )?prevents?|may|might|could|without|never|handles?|handled|"
+    r"(?i)\b(?:if|in case(?: of)?|to avoid|avoid(?:s|ing)?|(?:to )?prevents?|may|might|could(?! not)|without|never|handles?|handled|"
     r"recover(?:ed|s)? from|retry(?:ing)?(?: on| after)?|ignor(?:e|ed|es|ing)|skip(?:s|ped|ping)?|catch(?:es)?|"
     r"check(?:s|ing)? (?:for|whether)|such as|e\.g\.|tip:|hint:|note:|faq:|see:?)[\s:'\"`(][^.;]{0,60}$|\bno (?:\w+ ){0,2}$"
 )

@@ -9,9 +9,10 @@ from harness.symptoms import Symptom
 from harness.symptoms_comm import COMM
 from harness.symptoms_device import DEVICE
 from harness.symptoms_env import ENV
+from harness.symptoms_said import SAID
 from harness.symptoms_work import OPERATORS, RUN
 
-SYMPTOMS: tuple[Symptom, ...] = (*ENV, *DEVICE, *COMM, *OPERATORS, *RUN)
+SYMPTOMS: tuple[Symptom, ...] = (*ENV, *DEVICE, *COMM, *OPERATORS, *RUN, *SAID)
 # A row of metrics, as ms-swift logs it, has a bare or quoted nan or inf where a number belongs: a failure even after exit code 0.
 NOT_FINITE = next(s for s in SYMPTOMS if s.id == "nan.metric")
 

@@ -141,7 +141,7 @@ RUN: tuple[Symptom, ...] = (
         "args.parser",
         "args.unknown",
         "Compare the option with the installed version's arguments.",
-        r"unrecognized arguments:",
+        r"unrecognized arguments?\b",
         r"[Nn]o such option: -",
         r"error: argument -\S+(?:, |/|: )?.*(?:invalid|expected|ambiguous)",
         r"ambiguous option: -",
