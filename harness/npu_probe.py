@@ -30,7 +30,8 @@ class NpuProbe:
             if one >= len(view.devices):
                 said = fault or view.error or f"it lists {len(view.devices)}"
                 raise HostError("npu-smi info", f"does not list NPU {one} any more: {said}.", "See what became of it, then run again.")
-        return tuple(Device(one, _identity(one, view.devices[one])) for one in ids)
+        names = _identities(view.devices)
+        return tuple(Device(one, names[one]) for one in ids)
 
     def distances(self, ids: Sequence[int]) -> Callable[[int, int], int]:
         """How far two of `ids` are apart (see link_distance). A host without a topology table has all of them equally far."""
@@ -59,6 +60,12 @@ class NpuProbe:
             return MachineView(), "there is no npu-smi on the search path"
         text, fault = output_of([str(npu_smi), *words], os.environ, self.root, _LIMIT_S)
         return parse(text), fault
+
+
+def _identities(dies: Sequence[Npu]) -> list[str]:
+    """One for each die. Two with one name would be one lease, and a cell that wants both would wait for itself."""
+    names = [_identity(one, npu) for one, npu in enumerate(dies)]
+    return [name if names.count(name) == 1 else f"{name}-of-npu-{npu.npu_id}" for name, npu in zip(names, dies, strict=True)]
 
 
 def _identity(one: int, npu: Npu) -> str:

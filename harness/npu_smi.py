@@ -22,6 +22,8 @@ _FAULTS = re.compile(
     |未找到命令|没有那个文件|权限不够|失败|不支持""",
     re.VERBOSE | re.IGNORECASE,
 )
+# What an error code means, and the legend of `-t info-vnpu`.
+_NO_FAULT = re.compile(r"\s*(?:Error Information|:|(?:\S.*\s)?NA ?: Currently)", re.IGNORECASE)
 _CONSOLE_LOG = "DrvMngGetConsoleLogLevel failed"  # printed before every other fault; says nothing by itself
 _WORST_FIRST = ("Critical", "Alarm", "Warning")
 _LONGEST_FAULT = 300
@@ -77,7 +79,7 @@ def _distinct(errors: Sequence[str]) -> tuple[str, ...]:
 
 
 def _faults(lines: Sequence[str]) -> list[str]:
-    said = [line.strip() for line in lines if "|" not in line and _FAULTS.search(line) and not re.match(r"\s*Error Information|\s*:", line)]
+    said = [line.strip() for line in lines if "|" not in line and _FAULTS.search(line) and not _NO_FAULT.match(line)]
     telling = [line for line in said if _CONSOLE_LOG not in line]
     return [line[:_LONGEST_FAULT] for line in telling or said]
 

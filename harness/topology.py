@@ -29,36 +29,38 @@ def read_topology(lines: Sequence[str]) -> Topology:
     found = Topology()
     legend = {match[1] for line in lines if (match := _LEGEND.match(line))} & set(_KNOWN)
     columns: list[str] = []
+    beyond = 0
     rows: list[tuple[str, list[str]]] = []
     final = next((line for line in reversed(lines) if line.strip()), "")
     for at, line in enumerate(lines):
-        words, cpus = _words(line)
+        words, cpus, more = _words(line)
         if unfinished(lines, at) and words[-1:] != ["X"]:
             words = words[:-1]
         if _is_header(words, cpus):
             if rows:
-                _matrix(columns, rows, found)
-                columns, rows = [], []
+                _matrix(columns, rows, found, beyond)
+                columns, rows, beyond = [], [], 0
             columns += words
+            beyond += more
         elif words and _DEVICE.fullmatch(words[0]) and len(words) > 1:
             rows.append((words[0], words[1:-1] if line is final and len(words) <= len(columns) else words[1:]))
         elif rows and words and len(rows[-1][1]) < len(columns) and _fits(words):
             rows[-1][1].extend(words)
         elif not rows:
-            columns = []
-    _matrix(columns, rows, found)
+            columns, beyond = [], 0
+    _matrix(columns, rows, found, beyond)
     if not found.seen and len(legend) > 2:
         found.seen = True
         found.errors.append("of a topology only the legend is there, not the matrix")
     return found
 
 
-def _words(line: str) -> tuple[list[str], bool]:
-    """(the words before `CPU Affinity`, whether the line is a header with it)."""
+def _words(line: str) -> tuple[list[str], bool, int]:
+    """(the words before `CPU Affinity`, whether the line is a header with it, how many columns come after it)."""
     if "|" in line:
-        return [], False
-    before, sign, _ = re.sub(r"CPU\s+Affinity", "CPU Affinity", line, flags=re.IGNORECASE).partition("CPU Affinity")
-    return before.split(), bool(sign)
+        return [], False, 0
+    before, sign, after = re.sub(r"CPU\s+Affinity", "CPU Affinity", line, flags=re.IGNORECASE).partition("CPU Affinity")
+    return before.split(), bool(sign), len(re.findall(r"\S+(?: \S+)*", after))
 
 
 def _is_header(words: Sequence[str], cpus: bool) -> bool:
@@ -71,7 +73,7 @@ def _fits(words: Sequence[str]) -> bool:
     return all(word in _KNOWN or _CPUS.fullmatch(word) for word in words)
 
 
-def _matrix(columns: Sequence[str], rows: Sequence[tuple[str, list[str]]], found: Topology) -> None:
+def _matrix(columns: Sequence[str], rows: Sequence[tuple[str, list[str]]], found: Topology, beyond: int) -> None:
     names = list(columns) or _columns_by_diagonal(rows, found)
     if not rows or not names:
         return
@@ -85,7 +87,7 @@ def _matrix(columns: Sequence[str], rows: Sequence[tuple[str, list[str]]], found
                 found.errors.append(f"the topology says {kind!r} between {name} and {other}")
             elif name != other:
                 kinds[name, other] = kind
-        cpus = "".join(rest).rstrip(",")
+        cpus = "".join(rest[:-beyond] if 0 < beyond < len(rest) else rest).rstrip(",")
         if _CPUS.fullmatch(cpus):
             found.affinity.append((name, cpus))
     _pairs(kinds, found)

@@ -159,6 +159,10 @@ def test_a_text_that_says_nothing_is_called_that(text: str) -> None:
     assert "nothing of npu-smi" in (parse(text).error or "") or "empty" in (parse(text).error or "")
 
 
+def test_the_legend_of_shares_is_no_error() -> None:
+    assert parse("Format:Free/Total   NA: Currently, query is not supported.\nTotal number of vnpu: 1\n" + A2).error is None
+
+
 def test_a_flood_of_nonsense_is_cut_short() -> None:
     view = parse(A2 + "".join(f"| {i} |\n" for i in range(3000)))
     assert len(view.errors) == 21 and view.errors[-1] == "and 2980 more of the kind"

@@ -84,6 +84,11 @@ def test_a_terminal_s_line_breaks_in_a_wide_matrix_are_mended() -> None:
     assert parse(text).as_json()["affinity"] == {"NPU0": "0-3", "NPU1": "0-3", "NPU2": "4-7"}
 
 
+def test_a_column_after_the_cpus_is_no_part_of_them() -> None:
+    text = "  NPU0  NPU1  CPU Affinity  NUMA Affinity\nNPU0  X  UB  0-23  0\nNPU1  UB  X  24-47,96-119  1\n"
+    assert parse(text).affinity == (("NPU0", "0-23"), ("NPU1", "24-47,96-119"))
+
+
 def test_a_matrix_that_contradicts_itself_is_not_believed() -> None:
     view = parse("      NPU0 NPU1\nNPU0  X    HCCS\nNPU1  SYS  X\n")
     assert view.links == () and "HCCS from NPU0 to NPU1 but SYS back" in (view.error or "")
