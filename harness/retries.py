@@ -80,7 +80,7 @@ def attempt_contradictions(evidence: Evidence) -> Iterator[str]:
         yield f"it says attempt {attempt!r}, and tells of {len(before)} before it"
     nonces = [evidence.nonce]
     for one in before:
-        if not isinstance(one, Mapping) or set(one) != {"nonce", "stage", "cause"} or one["stage"] not in {str(stage) for stage in Stage}:
+        if not _is_attempt(one):
             yield f"{one!r} is no attempt (nonce, stage, cause)"
             return
         if not may_be_retried(str(one["cause"])):
@@ -99,7 +99,13 @@ def _causes_before(evidence: Evidence) -> list[str]:
 
 def _before(evidence: Evidence) -> list[Any]:
     found = evidence.facts.get("attempts_before", [])
-    return found if isinstance(found, list) else [found]
+    return found if isinstance(found, list) else [[found]]
+
+
+def _is_attempt(one: Any) -> bool:
+    if not isinstance(one, Mapping) or set(one) != {"nonce", "stage", "cause"}:
+        return False
+    return all(isinstance(word, str) and word for word in one.values()) and one["stage"] in {str(stage) for stage in Stage}
 
 
 def _is_flaky(evidence: Evidence, before: Sequence[Mapping[str, Any]]) -> bool:
