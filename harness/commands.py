@@ -219,7 +219,9 @@ def _infer(scene: Scene) -> tuple[Step, ...]:
     else:
         wanted = [(target, "") for target in ("base", "adapter", "merged")]
         wanted += [("adapter", "stream"), ("merged", "stream"), ("adapter", "interactive")]
-    if scene.cell.recipe.key == QUICK_START:
+    if scene.cell.strategy is not Strategy.SINGLE:
+        wanted = [(target, way) for target, way in wanted if not way]  # harness.proof_infer.wanted_inferences
+    elif scene.cell.recipe.key == QUICK_START:
         wanted += [("base", "stream")]
         wanted += [] if scene.cell.tuner is Tuner.FULL else [("merged", "interactive")]
     return tuple(infer_step(scene, target, way) for target, way in wanted)

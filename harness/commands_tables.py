@@ -140,10 +140,9 @@ def stages_of(cell: Cell) -> tuple[Stage, ...]:
 
 # The negative controls of a tiny resume, by the name of what they lose.
 ZERO_MOMENTS, MODEL_ONLY = "zero_moments", "resume_only_model"
-# Where --resume_only_model can't be a control that starts from new moments. ms-swift 4.6.0 takes it for a folder to load the model from,
-# which FSDP2's sharded checkpoint is not; under DeepSpeed 0.19.8 the optimizer is loaded all the same and only the schedule starts anew.
-NO_MODEL_ONLY = frozenset({Strategy.FSDP2})
-KEEPS_MOMENTS = frozenset({Strategy.ZERO2, Strategy.ZERO3})
+# Where --resume_only_model is no control. ms-swift 4.6.0 takes it for a folder to load the model from, which FSDP2's sharded checkpoint is
+# not; DeepSpeed 0.19.8 loads the optimizer all the same, so that only the schedule starts anew.
+NO_MODEL_ONLY = frozenset({Strategy.FSDP2, Strategy.ZERO2, Strategy.ZERO3})
 
 
 def controls_of(strategy: Strategy) -> tuple[str, ...]:

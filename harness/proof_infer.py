@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.compare import check, check_error, logits_tolerance
 from harness.found import Answers, Inference, Role, Way
-from harness.model import Cell, Comparison, Engine, Hardware, Tuner, Weights, Witness
+from harness.model import Cell, Comparison, Engine, Hardware, Strategy, Tuner, Weights, Witness
 from harness.proof_process import prove_device, prove_process
 from harness.vocabulary import Vocabulary
 from harness.witness_log import rank_zero
@@ -28,12 +28,15 @@ class _Row:
     output: tuple[int, ...]
 
 
-def wanted_inferences(tuner: Tuner) -> tuple[tuple[Role, Way], ...]:
-    """What must have been asked, the least of it: each model at once, and the trained one in every way."""
+def wanted_inferences(tuner: Tuner, strategy: Strategy) -> tuple[tuple[Role, Way], ...]:
+    """What must have been asked, the least of it: each model at once, and the trained one in every way.
+
+    What several ranks trained is asked at once only: how answers are given is a matter of one process, which its own cell shows.
+    """
     trained = trained_role(tuner)
     others = () if tuner is Tuner.FULL else (Role.MERGED,)
     plain = tuple((role, Way.PLAIN) for role in (Role.BASE, trained, *others))
-    return (*plain, (trained, Way.STREAM), (trained, Way.INTERACTIVE))
+    return (*plain, (trained, Way.STREAM), (trained, Way.INTERACTIVE)) if strategy is Strategy.SINGLE else plain
 
 
 def trained_role(tuner: Tuner) -> Role:
@@ -60,7 +63,7 @@ def prove_infer(
     given = {(inference.role, inference.way): inference for inference in inferences}
     made: list[Comparison] = []
     witnessed: dict[str, tuple[_Row, ...]] = {}
-    for role, way in wanted_inferences(cell.tuner):
+    for role, way in wanted_inferences(cell.tuner, cell.strategy):
         if (role, way) not in given:
             made.append(check(f"infer.{role}.{way}.ran", False, "infer.no_answers", f"an infer step of {role}, {way}", "none ran"))
     for inference in given.values():

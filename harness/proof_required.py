@@ -99,7 +99,7 @@ def _of_the_run(stage: Stage, asked: Asked) -> tuple[str, ...]:
     if stage is Stage.RESUME and asked.weights is Weights.TINY:
         names += [f"control.{control}.{what}" for control in controls_of(asked.strategy) for what in ("ran", "fails")]
     if stage is Stage.INFER:
-        for role, way in wanted_inferences(asked.tuner):
+        for role, way in wanted_inferences(asked.tuner, asked.strategy):
             prefix = str(role) if way is Way.PLAIN else f"{role}.{way}"
             names += [f"{prefix}.{what}" for what in (*_INFER_ROLE, *_PROCESS, *(() if way is Way.PLAIN else ("equals_plain",)))]
             # A tiny model's tokenizer is ours, so its answers can always be decoded.

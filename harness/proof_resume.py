@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.causes import blame_of
-from harness.commands_tables import KEEPS_MOMENTS, ZERO_MOMENTS, controls_of
+from harness.commands_tables import ZERO_MOMENTS, controls_of
 from harness.compare import Tolerance, check, check_error, largest_difference, logged_tolerance, weights_tolerance
-from harness.model import Cell, Comparison, Hardware, StepResult, Strategy, Weights, Witness
+from harness.model import Cell, Comparison, Hardware, StepResult, Weights, Witness
 from harness.proof_process import prove_process
 from harness.proof_sanity import prove_logged
 from harness.proof_train import LOGS_NO_LOSS, prove_begun, prove_log
@@ -72,7 +72,7 @@ def prove_resume(
     made.append(_same_weights("resume", reference, found, hardware, dtype, finals))
     if weights is Weights.TINY:
         for name in controls_of(cell.strategy):
-            made += _prove_control(name, cell.strategy, controls.get(name), reference, from_step, hardware, dtype)
+            made += _prove_control(name, controls.get(name), reference, from_step, hardware, dtype)
     return tuple(made)
 
 
@@ -164,16 +164,10 @@ def _largest_weight_difference(reference: TensorFile, found: TensorFile) -> floa
 
 
 def _prove_control(
-    name: str,
-    strategy: Strategy,
-    control: StepResult | None,
-    reference: _Continuation,
-    from_step: int,
-    hardware: Hardware,
-    dtype: str,
+    name: str, control: StepResult | None, reference: _Continuation, from_step: int, hardware: Hardware, dtype: str
 ) -> list[Comparison]:
     """That control `name` ran, lost its optimizer state as witnessed, and is told apart by the check that `resumed` passed."""
-    lacking = "it did not run" if control is None else _not_a_control(name, strategy, control, from_step)
+    lacking = "it did not run" if control is None else _not_a_control(name, control, from_step)
     ran = check(f"resume.control.{name}.ran", not lacking, "resume.control_missing", "a witnessed control", lacking or "witnessed")
     if control is None or lacking:
         return [ran]
@@ -200,7 +194,7 @@ def _prove_control(
     ]
 
 
-def _not_a_control(name: str, strategy: Strategy, control: StepResult, from_step: int) -> str:
+def _not_a_control(name: str, control: StepResult, from_step: int) -> str:
     """Why `control` is none: "" if it is."""
     if control.run.exit_code != 0:
         return f"it ended with exit code {control.run.exit_code}"
@@ -213,4 +207,4 @@ def _not_a_control(name: str, strategy: Strategy, control: StepResult, from_step
     if name == ZERO_MOMENTS:
         return "" if begin.get("control") == ZERO_MOMENTS else f"control {begin.get('control')!r} witnessed"
     norm = begin.get("optimizer_moment_norm")
-    return "" if not norm or strategy in KEEPS_MOMENTS else f"its optimizer had moments (norm {norm})"
+    return "" if not norm else f"its optimizer had moments (norm {norm})"

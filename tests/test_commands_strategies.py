@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.commands import Form, plan_stage
-from harness.commands_asked import asked_ranks
+from harness.commands_asked import asked_ranks, inference_of
 from harness.commands_devices import tiny_devices
 from harness.commands_flags import LAUNCH_CONFIGS
-from harness.commands_tables import KEEPS_MOMENTS, MODEL_ONLY, TINY_GLOBAL_BATCH, ZERO_MOMENTS, controls_of
+from harness.commands_tables import MODEL_ONLY, TINY_GLOBAL_BATCH, ZERO_MOMENTS, controls_of
 from harness.commands_train import tiny_batch, train_step
 from harness.errors import HarnessError
 from harness.model import Cell, Hardware, Stage, Step, Strategy, Tuner, Weights
+from harness.proof_infer import wanted_inferences
 
 SPREAD = [s for s in Strategy if s not in (Strategy.SINGLE, Strategy.MEGATRON)]
 
@@ -166,10 +167,20 @@ def test_a_resume_runs_exactly_the_controls_that_its_proof_takes(strategy: Strat
     assert {asked_ranks(step) for step in steps} == {len(lent)}
 
 
-def test_only_fsdp2_lacks_the_control_that_resumes_the_model_alone() -> None:
+def test_what_can_not_resume_the_model_alone_lacks_that_control() -> None:
     lacking = {strategy for strategy in Strategy if controls_of(strategy) != (ZERO_MOMENTS, MODEL_ONLY)}
-    assert lacking == {Strategy.FSDP2} and controls_of(Strategy.FSDP2) == (ZERO_MOMENTS,)
-    assert {Strategy.ZERO2, Strategy.ZERO3} == KEEPS_MOMENTS
+    assert lacking == {Strategy.FSDP2, Strategy.ZERO2, Strategy.ZERO3}
+
+
+@pytest.mark.parametrize("tuner", [Tuner.LORA, Tuner.FULL])
+def test_what_several_ranks_trained_is_asked_at_once_only_and_each_infer_step_is_wanted(tuner: Tuner) -> None:
+    for strategy in (Strategy.SINGLE, Strategy.DDP, Strategy.ZERO3):
+        asked = places(visible_devices=(0,) if strategy is Strategy.SINGLE else (0, 1))
+        form = {"form": Form.TINY, "hardware": Hardware.SIM, "weights": Weights.TINY, "places": asked}
+        steps = plan_stage(cell(strategy=strategy, tuner=tuner), Stage.INFER, **form)  # type: ignore[arg-type]
+        found = {inference_of(step.name) for step in steps}
+        assert found >= set(wanted_inferences(tuner, strategy))
+        assert strategy is Strategy.SINGLE or found == set(wanted_inferences(tuner, strategy))
 
 
 def test_no_strategy_is_without_a_control() -> None:

@@ -11,7 +11,7 @@ import pytest
 from examples import Event
 
 from harness.found import Answer, Answers, Inference, Role, Way
-from harness.model import Comparison, Hardware, Stage, Tuner, Weights
+from harness.model import Comparison, Hardware, Stage, Strategy, Tuner, Weights
 from harness.proof_infer import prove_infer, said, wanted_inferences
 from harness.proof_required import missing_required
 from harness.vocabulary import Vocabulary, read_vocabulary
@@ -20,7 +20,7 @@ PLAIN, STREAM, INTERACTIVE = Way.PLAIN, Way.STREAM, Way.INTERACTIVE
 
 
 def honest(tuner: Tuner = Tuner.LORA) -> dict[tuple[Role, Way], Inference]:
-    return {(role, way): ex.inference(role, way) for role, way in wanted_inferences(tuner)}
+    return {(role, way): ex.inference(role, way) for role, way in wanted_inferences(tuner, Strategy.SINGLE)}
 
 
 def prove(
@@ -93,7 +93,9 @@ LIES: dict[str, tuple[tuple[Inference, ...], str]] = {
         bent(witnessing(ex.generate_events(Role.ADAPTER, questions=("nobody", *ex.QUESTIONS[1:])))), "infer.rows_wrong"),
     "no adapter active": (bent(witnessing(ex.changed(ASKED, "generate", adapters=[]))), "infer.base_passed_off"),
     "the base model's answers": (
-        tuple(saying(ex.SAID[Role.BASE], role, way) for role, way in wanted_inferences(Tuner.LORA)), "infer.base_passed_off"),
+        tuple(saying(ex.SAID[Role.BASE], role, way) for role, way in wanted_inferences(Tuner.LORA, Strategy.SINGLE)),
+        "infer.base_passed_off",
+    ),
     "an adapter on the base model": (
         bent(witnessing(ex.changed(ex.generate_events(Role.BASE), "generate", adapters=["default"]), Role.BASE)), "infer.adapter_leaked"),
     "an adapter on the merged model": (
@@ -145,7 +147,7 @@ def test_without_a_vocabulary_answers_are_held_against_each_other() -> None:
 
 def test_the_same_answer_to_two_questions_is_fine_if_it_was_generated_twice() -> None:
     texts = ("fine", "fine", "nobody", "because")
-    roles = [(role, way) for role, way in wanted_inferences(Tuner.LORA) if role is not Role.BASE]
+    roles = [(role, way) for role, way in wanted_inferences(Tuner.LORA, Strategy.SINGLE) if role is not Role.BASE]
     same = bent(*(saying(texts, role, way) for role, way in roles))
     assert ex.causes(prove(same)) == ()
     assert ex.causes(prove(same, vocabulary=None)) == ()
