@@ -12,6 +12,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 # Not shlex's, which takes the # of `--dataset name#500` for one too.
 _COMMENT = re.compile(r"(?:(?<=\s)|^)#.*$", re.MULTILINE)
 _KNOWN = ("swift", "megatron", "accelerate")
+# What starts a training that can't be read from here: its variables can be looked at all the same.
+_STARTERS = re.compile(r"python[\d.]*|torchrun|deepspeed|vllm|bash|sh|srun|mpirun|nohup|docker|.*[.](?:sh|py)")
 
 
 def parse_command(text: str) -> AskedCommand:
@@ -29,8 +31,10 @@ def parse_command(text: str) -> AskedCommand:
     if not words or words[0].startswith("-"):
         raise HarnessError(where, "names no program.", f"Give the whole command; programs are {', '.join(_KNOWN)}.")
     program, rest = words[0], words[1:]
+    if (name := program.rpartition("/")[2]) not in _KNOWN and not _STARTERS.fullmatch(name):
+        raise HarnessError(where, f"starts {name[:40]!r}, which is nothing that trains.", f"Programs are {', '.join(_KNOWN)}.")
     subcommand = rest[0] if rest and not rest[0].startswith("-") else ""
-    return AskedCommand(environment, program.rpartition("/")[2], subcommand, _options(rest[1:] if subcommand else rest))
+    return AskedCommand(environment, name, subcommand, _options(rest[1:] if subcommand else rest))
 
 
 def _options(words: list[str]) -> dict[str, tuple[str, ...]]:

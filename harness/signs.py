@@ -35,7 +35,7 @@ _STRONG = re.compile(
     r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:: |$)"
 )
 _WEAK = re.compile(
-    r"\b[A-Z]\w*(?:Error|Exception)\b|\b[Jj]ob\b.{0,40}\bFAILED\b|Error response from daemon|"
+    r"\b[A-Z]\w*(?:Error|Exception)\b|\b[Jj]ob\b.{0,40}\bFAILED\b|Error response from daemon|^KeyboardInterrupt\b|"
     r"^(?:\w+\.)+(?:errors?|exceptions?)\.[A-Z]\w*(?:: |$)|^(?:\w+\.)+[A-Z]\w*(?:NotFound|Traceback|Conflict|Exceeded)(?:: |$)|"
     r"(?i:\b(?:failed with|failed to|failed:|fatal|aborted|crash(?:ed)?|has died|timed out|hangs?|hung|stuck|deadlock|wait on)\b)"
 )

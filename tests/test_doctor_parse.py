@@ -120,7 +120,10 @@ def test_a_pasted_command_is_taken_apart() -> None:
     assert (command.value("packing"), command.value("model"), command.value("fsdp")) == ("true", "Qwen/Qwen3-8B", None)
 
 
-@pytest.mark.parametrize(("text", "says"), [("", "names no program"), ("A=1", "names no program"), ("swift 'sft", "can't be taken apart")])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "names no program"), ("A=1", "names no program"), ("swift 'sft", "can't be taken apart"), ("garbage", "nothing that trains")],
+)
 def test_a_command_that_is_none_is_refused_with_what_to_do(text: str, says: str) -> None:
     with pytest.raises(HarnessError, match=says):
         parse_command(text)
