@@ -13,7 +13,9 @@ import sys
 import tempfile
 
 PYTEST = (sys.executable, "-m", "pytest", "-m", "npu_matrix")
-QUICK_START = ("--hardware", "cpu", "--tier", "pr", "-k", "sft-qwen3_0_6b-lora-single and not no_patch")
+# Without infer: a cold `swift infer --stream` of ms-swift 4.6 aborts at its exit about one time in ten ("terminate called without an active
+# exception", a daemon thread that outlives the interpreter), and a job that is red by chance tells nobody anything. The other run has it.
+QUICK_START = ("--hardware", "cpu", "--tier", "pr", "-k", "sft-qwen3_0_6b-lora-single and not no_patch and not infer")
 
 
 def main() -> int:
