@@ -46,7 +46,7 @@ _GOOD_END = re.compile(
 # Rows of metrics, answers, and words of success: there are millions in a log, so only the last of each is looked for.
 SIGNS_OF_LIFE = (
     *(b"'loss': ", b'"loss": ', b"'reward': ", b"Saving model checkpoint to", b'HTTP/1.1" 200'),
-    *(b"finished", b"completed", b" done", b"success", b"Success"),
+    *(b"finished", b"completed", b" done", b"success", b"Success", b"startup complete"),
 )
 _NOT_GOOD = re.compile(r"(?i)\b(?:not|un|never|fail\w*|error|abort\w*)\b")
 

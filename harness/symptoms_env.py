@@ -197,6 +197,7 @@ ENV: tuple[Symptom, ...] = (
         r"requirements are unsatisfiable",
         r"requires \w[\w.-]*[=<>~!]=\S+ (?:while|but)",
         r"requires .{1,60}, but you (?:have|'ll have) \S+ \S+ which is incompatible",
+        r"has requirement \S+, but you(?:'ll)? have",
         r"is required for a normal functioning of this module, but found",
     ),
 )
