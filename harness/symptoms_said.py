@@ -137,7 +137,7 @@ SAID: tuple[Symptom, ...] = (
         "mem.npu_oom",
         "use less device memory.",
         r"\b(?:NPU|HBM|device)(?: memory)?",
-        r"out of memory|memory exhausted|exhausted|ran out",
+        r"out of memory|exhausted|ran out|not enough|insufficient",
     ),
     _said(
         "port",
