@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from harness.causes import blame_of
 from harness.decisive import Decisive, Hit
+from harness.log_lines import EXCEPTION, split_speaker
 from harness.model import Blame
 from harness.symptoms import Role
 
@@ -47,7 +48,7 @@ def explain(logs: Sequence[Decisive]) -> Explanation:
     other line does. A failure without a cause is "unknown", and so are logs without a line; what a later good end shows was got over
     (all but a loss that is not finite) is no cause.
     """
-    hits = [hit for log in logs for hit in log.hits if hit.number > log.ended_well or hit.symptom.cause == "train.nan"]
+    hits = [hit for log in logs for hit in log.hits if _counts(hit, log)]
     fallbacks = dict(sum((log.fallbacks for log in logs), Counter[str]()).most_common())
     best = deciding(hits)
     if best is None:
@@ -61,10 +62,13 @@ def explain(logs: Sequence[Decisive]) -> Explanation:
 
 
 def deciding(hits: Sequence[Hit]) -> Hit | None:
-    """The hit that decides: the earliest of those that say a cause, else the earliest of all. `hits` of one source are in order."""
+    """The hit that decides: the earliest of those that say a cause, else of those that are no hint, else of all.
+
+    `hits` of one source are in order.
+    """
     causes = [hit for hit in hits if hit.symptom.role is Role.CAUSE or (hit.symptom.role is Role.FRAME and not _is_explained(hit, hits))]
     best: Hit | None = None
-    for hit in causes or hits:
+    for hit in causes or [hit for hit in hits if hit.symptom.role is not Role.HINT] or hits:
         if best is None or _is_earlier(hit, best):
             best = hit
     return best
@@ -75,6 +79,15 @@ def blame_and_remedy(hit: Hit) -> tuple[Blame, str]:
     if hit.symptom.cause == "mem.npu_oom" and _held_by_others(hit.line):
         return Blame.ENVIRONMENT, "Another process holds the device's memory: find it with npu-smi info and end it."
     return blame_of(hit.symptom.cause), hit.symptom.remedy
+
+
+def _counts(hit: Hit, log: Decisive) -> bool:
+    """Whether nothing later in its log shows that it was got over."""
+    if hit.symptom.role is Role.HINT:
+        return hit.number > max(log.ended_well, log.went_on) or (
+            hit.number > log.ended_well and bool(EXCEPTION.match(split_speaker(hit.line)[1]))
+        )
+    return hit.number > log.ended_well or hit.symptom.cause == "train.nan"
 
 
 def quote(line: str) -> str:

@@ -32,7 +32,7 @@ _STRONG = re.compile(
     r"\bERR(?!99999)\d{5}\b|\bE[A-Z\d]9999\b|\bE[A-Z\d]\d{4}: ?\[PID|[Ii]nner [Ee]rror!|"
     r"error code(?: is|:)? ?-?[1-9]\d*\b|EngineCore (?:died|failed|encountered)|EngineDeadError|ActorDiedError|RayTaskError|"
     r"hit an exception|terminated (?:with|by) signal|\(SIG(?:KILL|SEGV|ABRT|BUS)\)|Signal \d+ \(SIG|"
-    r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:: |$)"
+    r"^(?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception)(?:: |$)"
 )
 _WEAK = re.compile(
     r"\b[A-Z]\w*(?:Error|Exception)\b|\b[Jj]ob\b.{0,40}\bFAILED\b|Error response from daemon|^KeyboardInterrupt\b|"
@@ -46,7 +46,7 @@ _GOOD_END = re.compile(
 # Rows of metrics, answers, and words of success: there are millions in a log, so only the last of each is looked for.
 SIGNS_OF_LIFE = (
     *(b"'loss': ", b'"loss": ', b"'reward': ", b"Saving model checkpoint to", b'HTTP/1.1" 200'),
-    *(b"finished", b"completed", b" done", b"success", b"Success"),
+    *(b"finished", b"completed", b" done", b"success", b"Success", b"startup complete"),
 )
 _NOT_GOOD = re.compile(r"(?i)\b(?:not|un|never|fail\w*|error|abort\w*)\b")
 

@@ -26,6 +26,7 @@ class Role(enum.Enum):
     FRAME = "a traceback's frame: a cause, unless the same rank says something better soon after"
     VAGUE = "names where it surfaced: decides only where no cause does"
     FOLLOWS = "usually follows from another rank's death: decides only where no cause does"
+    HINT = "a plain sentence: decides only where no cause does and nothing went on after it"
 
 
 @dataclass(frozen=True)

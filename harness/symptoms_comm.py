@@ -22,6 +22,7 @@ COMM: tuple[Symptom, ...] = (
         r"\b(?:EJ0003|EI0019|EI0020)\b",
         r"[Aa]ddress already in use",
         r"EADDRINUSE",
+        r"server socket has failed to listen",
         r"specific port\s?\[\d+\] fail",
         r"[Pp]ort \d+ is (?:already )?(?:in use|occupied|taken|used|unavailable|not (?:available|free))",
         r"have been bound already",

@@ -83,6 +83,7 @@ ENV: tuple[Symptom, ...] = (
         r"[Vv]ersion (?:mismatch|incompatib\w+).{0,60}(?:CANN|torch_npu|driver)",
         r"[Vv]ersion of (?:the )?(?:CANN|[Dd]river|[Ff]irmware|torch_npu|HDK)\b.{0,40}(?:not match|mismatch|incompatible|too (?:old|low))",
         r"\b(?:requires?|needs?) (?:the )?(?:CANN|Ascend HDK|HDK|[Dd]river|[Ff]irmware)\b.{0,40}\bbut\b",
+        r"(?:CANN|[Dd]river|[Ff]irmware|torch[_-]npu|HDK) v?\d[\w.]* is (?:incompatible|not compatible) with",
         r"[Pp]lease upgrade (?:the |your )?(?:CANN|HDK|driver|firmware)\b",
     ),
     symptom(
@@ -191,12 +192,14 @@ ENV: tuple[Symptom, ...] = (
         r"ResolutionImpossible",
         r"conflicting dependencies",
         r"ContextualVersionConflict",
+        r"\w v?\d+\.\d[\w.]* is (?:incompatible|not compatible) with \w",
         r"distribution was not found and is required by",
         r"VersionConflict",
         r"[Nn]o solution found when resolving",
         r"requirements are unsatisfiable",
         r"requires \w[\w.-]*[=<>~!]=\S+ (?:while|but)",
         r"requires .{1,60}, but you (?:have|'ll have) \S+ \S+ which is incompatible",
+        r"has requirement \S+, but you(?:'ll)? have",
         r"is required for a normal functioning of this module, but found",
     ),
 )

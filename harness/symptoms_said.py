@@ -18,10 +18,10 @@ def _fails(found: Match[str]) -> bool:
     return bool(_FAILURE.search(found.string))
 
 
-def _said(id: str, cause: str, remedy: str, subject: str, happens: str, role: Role = Role.VAGUE) -> Symptom:
+def _said(id: str, cause: str, remedy: str, subject: str, happens: str) -> Symptom:
     """A rule that matches where what happens is said near its subject, in either order."""
     near = re.compile(rf"(?:{subject})\b.{{0,60}}\b(?:{happens})\b|\b(?:{happens})\b.{{0,60}}(?:{subject})\b", re.IGNORECASE)
-    return Symptom(f"said.{id}", cause, near, f"Perhaps: {remedy}", role, _fails)
+    return Symptom(f"said.{id}", cause, near, f"Perhaps: {remedy}", Role.HINT, _fails)
 
 
 _ABSENT = r"(?:is |was |are |has )?(?:n't|not) (?:found|installed|available|importable)|no such file|missing|cannot find|could not find"
@@ -116,7 +116,7 @@ SAID: tuple[Symptom, ...] = (
         "dev.lost",
         "see npu-smi info -t health; reset or reboot the card.",
         r"\b(?:npu|device|card|chip) ?\d*",
-        r"offline|disappeared|unhealthy|uncorrectable|gone|status is (?:alarm|critical)",
+        r"offline|not responding|stopped responding|heartbeat|disappeared|unhealthy|uncorrectable|gone|status is (?:alarm|critical)",
     ),
     _said(
         "kv",
@@ -137,7 +137,7 @@ SAID: tuple[Symptom, ...] = (
         "mem.npu_oom",
         "use less device memory.",
         r"\b(?:NPU|HBM|device)(?: memory)?",
-        r"out of memory|memory exhausted|exhausted|ran out",
+        r"out of memory|exhausted|ran out|not enough|insufficient",
     ),
     _said(
         "port",
@@ -172,8 +172,7 @@ SAID: tuple[Symptom, ...] = (
         "comm.notify_timeout",
         "look for the rank that did not take part.",
         r"\ball_?reduce|all_?gather|broadcast|reduce_?scatter|all_?to_?all|\bcollective|\bbarrier",
-        r"timed out|times out|timeout|hung|stuck",
-        Role.FOLLOWS,
+        r"timed out|times out|hung|stuck",
     ),
     _said(
         "connect",
@@ -181,7 +180,6 @@ SAID: tuple[Symptom, ...] = (
         "look for the rank that died first or never started.",
         r"\branks?|\bpeers?|\bHCCL init\w*|process group|rendezvous",
         r"(?:has|have|did) not (?:connect|join|start|arrive)\w*|never (?:connected|joined|started)|timed out",
-        Role.FOLLOWS,
     ),
     _said(
         "dtype",

@@ -107,6 +107,30 @@ def test_two_ranks_by_turns_with_prefixes_of_their_own() -> None:
     assert wrong([(right_of_two(a[0], b[0]), interleaved(of_rank(0, a[1]), of_rank(1, b[1]))) for a, b in PAIRS[:200]]) == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR 11-10 10:00:00 [health.py:1] port 8001 busy",
+        "unable to use the fused kernel since it is not supported here",
+        "gradient overflow! Attempted loss scale: 65536, but failed: nan grads; reducing to 32768",
+        "Failed to load cached kernel for triton; compiling again",
+    ],
+)
+def test_a_hint_counts_only_where_nothing_went_on_after_it(line: str) -> None:
+    assert said(f"{line}\n{{'loss': 1.5, 'epoch': 0.1}}").cause == "none"
+    assert said(f"{{'loss': 1.5, 'epoch': 0.1}}\n{line}").confidence == "low"
+
+
+def test_a_known_message_outranks_an_earlier_hint() -> None:
+    got = said("ERROR: npu monitor: card 3 became unhealthy\nHCCL watchdog thread terminated")
+    assert (got.cause, got.confidence) == ("comm.notify_timeout", "low")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer_config.json"])
+def test_a_model_s_missing_file_is_no_missing_data_set(name: str) -> None:
+    assert said(f"FileNotFoundError: [Errno 2] No such file or directory: '/models/m/{name}'").cause == "unknown"
+
+
 @pytest.mark.parametrize("sample", SAMPLES, ids=[f"{sample['rule']}-{at}" for at, sample in enumerate(SAMPLES)])
 def test_real_messages_get_their_rule(sample: dict[str, str]) -> None:
     rule = next(rule for rule in SYMPTOMS if rule.id == sample["rule"])
