@@ -15,6 +15,8 @@ from harness.symptoms import Symptom, gates_of, loose, words_of
 _ZERO_DIGITS = bytes(48 if 48 <= number <= 57 else number for number in range(256))
 # Ids of requests and the like, which no two lines share; their digits are 0 by then.
 _HEXADECIMAL = re.compile(rb"(?<![0-9A-Za-z])(?=[a-fA-F]*0)[0a-fA-F]{8,}(?:-[0a-fA-F]{4,12})*(?![0-9A-Za-z])")
+# Characters beyond which a line is chosen by its words alone.
+_LONG = 10_000
 # Shapes are forgotten all at once when there are so many, or so many bytes of them: it costs time, not correctness.
 _SHAPES, _SHAPE_BYTES = 100_000, 16 * 2**20
 
@@ -83,6 +85,9 @@ def _rules_of(shape: str, present: list[str]) -> tuple[Symptom, ...] | None:
     words = [word for word in present if word in low]
     if not words:
         return None
+    if len(shape) > _LONG:
+        # Some patterns take the square of a line's length. Whoever reads such a line does so piece by piece.
+        return tuple(SYMPTOMS[place] for place in sorted({place for word in words for place in _table().rules[word]}))
     said = split_speaker(shape)[1]
     level = level_of(said)
     if level in ("info", "warning"):

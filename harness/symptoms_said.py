@@ -80,7 +80,7 @@ SAID: tuple[Symptom, ...] = (
         "pins",
         "env.pin_conflict",
         "install the versions that the documents name.",
-        r"[a-z]\w* v?\d+\.\d[\w.]*",
+        r"[a-z]\w{0,30} v?\d{1,4}\.\d[\w.]{0,30}",
         r"conflicts? with|is incompatible with",
     ),
     _said(
@@ -255,7 +255,7 @@ SAID: tuple[Symptom, ...] = (
         "data",
         "data.rejected",
         "check the data set's path and format.",
-        r"\bdata ?set\b|\btrain(?:ing)? (?:split|data|set)|\bsamples|\S+\.(?:jsonl|parquet)",
+        r"\bdata ?set\b|\btrain(?:ing)? (?:split|data|set)|\bsamples|\S\.(?:jsonl|parquet)",
         r"empty|not found|missing|no valid|does not exist|malformed|(?:none|no \w+) (?:left|remain)",
     ),
     _said(
