@@ -157,8 +157,8 @@ RUN: tuple[Symptom, ...] = (
         r"are) not (?:allowed|supported) (?:with|when|together)|conflicts? with)",
         r"error: argument .{1,200} not allowed with argument",
         r"(?:\wError|[Aa]ssertion).{0,300}(?:cannot use both|\bnot both\b|only supported (?:when|with)\b)",
-        r"(?:\wError|[Aa]ssertion).{0,300}(?:can't|cannot|can not) (?:be )?(?:used?|enabled?|combined?|set|specif\w+)\b.{0,60}\b(?:together|"
-        r"without|unless|at the same time|simultaneously)\b",
+        r"(?:\wError|[Aa]ssertion).{0,300}(?:can't|cannot|can not) (?:be )?(?:used?|enabled?|combined?|set|specif\w+)\b.{0,60}\b(?:"
+        r"together|without|unless|at the same time|simultaneously)\b",
         r"(?:Value|Assertion|NotImplemented)Error: .{0,40}(?:--|[`'\"])[a-z]\w+(?: \w+)?[`'\"]*(?: feature| option| argument)? "
         r"(?:requires?|needs|must be used with|only (?:supports|works with))\b",
     ),
