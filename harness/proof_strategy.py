@@ -124,7 +124,7 @@ def _other_wrapping(trait: Trait, hardware: Hardware, ranks: int, begin: Mapping
 
 def _module_by_module(units: object, kept: object) -> bool:
     """`units` modules are gathered one at a time; `kept` of them stay so until the backward pass."""
-    return isinstance(units, int) and isinstance(kept, int) and 0 <= kept < units and kept <= MOST_KEPT
+    return type(units) is int and type(kept) is int and 0 <= kept < units and kept <= MOST_KEPT
 
 
 def _shares(stage: str, strategy: Strategy, trait: Trait, ranks: int, begins: Sequence[Mapping[str, Any]]) -> Comparison:
