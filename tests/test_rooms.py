@@ -19,6 +19,7 @@ ROOMS = {
         "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates", "progress",
         "needs", "explain", "retries", "run_words", "hang_phase", "log_lines", "sieve", "signs",
         "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
+        "docs_page", "docs_page_table",
     ),
     2: (
         "machine", "launch", "supervised", "logs", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts",
