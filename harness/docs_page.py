@@ -226,8 +226,11 @@ def _heading(number: int, visible: Sequence[str | None]) -> tuple[Heading | None
 def _links(number: int, text: str) -> list[Link]:
     """The links and images of a line (inline, html, definitions of references), none of those that code shows."""
     code = [span.span() for span in _CODE_SPAN.finditer(text)]
-    shown = lambda at: any(start <= at < end for start, end in code)  # noqa: E731
     found: list[Link] = []
+
+    def shown(at: int) -> bool:
+        return any(start <= at < end for start, end in code)
+
     for match in _INLINE_LINK.finditer(text):
         if not shown(match.start()):
             inner = match["text"]
