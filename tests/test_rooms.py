@@ -62,7 +62,7 @@ def breaches(module: str, source: str) -> list[str]:
             target = parts[0] if name.startswith(".") else parts[1]
             if target == "sim" and room >= 2 and name in SIM_DOORS:
                 continue
-            if target in ("witness", "sim", "warmed"):
+            if target in ("witness", "sim", "warmed", "kernels"):
                 found.append(f"{module}:{line}: imports {name}, which runs inside ms-swift's process")
             elif (theirs := room_of(target)) is None or theirs > room:
                 found.append(f"{module}:{line}: room {room} imports {name} of room {theirs}")
@@ -80,6 +80,14 @@ def test_no_file_imports_from_a_higher_room(path: Path) -> None:
 def test_the_witness_imports_nothing_of_the_harness_but_its_own_folder(path: Path) -> None:
     names = [name for _, name in imported(ast.parse(path.read_text(encoding="utf-8")))]
     assert [name for name in names if name.split(".")[0] == "harness" or name.startswith("..")] == []
+
+
+@pytest.mark.parametrize("path", sorted((HARNESS / "kernels").rglob("*.py")), ids=lambda path: path.stem)
+def test_kernel_parity_imports_its_own_folder_the_words_and_the_reference_operators(path: Path) -> None:
+    ours = ("harness.kernels", "harness.model", "harness.errors", "harness.sim.operators")
+    names = [name for _, name in imported(ast.parse(path.read_text(encoding="utf-8")))]
+    assert [name for name in names if name.split(".")[0] == "harness" and not name.startswith(ours)] == []
+    assert not any(name.startswith(".") for name in names)
 
 
 @pytest.mark.parametrize(
