@@ -6,10 +6,11 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky, Unsatisfiable
 
-from harness.kernels.kernel import Case, Direction, Figure, Kernel, Trial, replay_text
+from harness.kernels.kernel import Case, Direction, Figure, Kernel, KnownFailure, Trial, replay_text
 from harness.kernels.measure import run_trial
 
 
@@ -28,17 +29,26 @@ class Worst:
 class Exploration:
     """What the cases of (kernel, dtype) gave.
 
-    `known` counts the cases that failed as a known failure says, `fixed` those that passed nevertheless, `ill` the comparisons in
-    ill-conditioned cases, which are judged against plain torch in the same dtype and left out of `worst`.
+    `left_out` counts the cases that a known failure concerns: explore_known tries those. `ill` counts the comparisons in ill-conditioned
+    cases, which are judged against plain torch in the same dtype and left out of `worst`.
     """
 
     kernel: str
     dtype: str
     cases: int
     worst: tuple[Worst, ...]
-    known: int = 0
-    fixed: int = 0
+    left_out: int = 0
     ill: int = 0
+
+
+@dataclass(frozen=True)
+class KnownOutcome:
+    """How the cases that a known failure concerns ended. `said`: what the first that failed says, `replay` the command that repeats it."""
+
+    failed: int
+    passed: int
+    said: str = ""
+    replay: str = ""
 
 
 class ParityError(AssertionError):
@@ -50,17 +60,13 @@ class _Search:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.cases = self.known = self.fixed = self.ill = 0
+        self.cases = self.left_out = self.ill = 0
         self.worst: dict[Direction, tuple[Figure, Case]] = {}
 
     def try_case(self, case: Case) -> None:
-        """Raises ParityError, unless the case is a known failure and fails."""
-        known = self.kernel.known_failure(case)
+        """Raises ParityError where the case fails."""
         trial, died = _outcome(self.kernel, case)
         self.cases += 1
-        if known is not None:
-            self.known, self.fixed = self.known + bool(trial.faults), self.fixed + (not trial.faults)
-            return
         if trial.faults:
             raise ParityError(told(self.kernel, trial)) from died
         self.ill += sum(figure.ill for figure in trial.figures)
@@ -69,20 +75,26 @@ class _Search:
             if before is None or figure.rms_ratio / figure.limit > before[0].rms_ratio / before[0].limit:
                 self.worst[figure.direction] = (figure, case)
 
+    def is_left_out(self, case: Case) -> bool:
+        known = self.kernel.known_failure(case) is not None
+        self.left_out += known
+        return known
+
     def exploration(self, dtype: str) -> Exploration:
         worst = tuple(Worst(d, f.rms_ratio, f.limit, f.tensor, c) for d, (f, c) in sorted(self.worst.items()))
-        return Exploration(self.kernel.name, dtype, self.cases, worst, self.known, self.fixed, self.ill)
+        return Exploration(self.kernel.name, dtype, self.cases, worst, self.left_out, self.ill)
 
 
-def explore(kernel: Kernel, dtype: str, *, quick: bool = False) -> Exploration:
-    """Try the kernel's examples and then up to `tries` drawn cases, the same ones each time.
+def explore(kernel: Kernel, dtype: str, *, quick: bool = False, shrink: bool = True) -> Exploration:
+    """Try the kernel's examples and then up to `tries` drawn cases, the same ones each time; those of known failures are left out.
 
     Raises:
-        ParityError: of the first example that fails, or of the smallest case that hypothesis found.
+        ParityError: of the first example that fails, or of the smallest case that hypothesis found (of the first, without `shrink`).
     """
     search = _Search(kernel)
-    for params in kernel.examples:
-        search.try_case(Case(params, dtype))
+    for case in (Case(params, dtype) for params in kernel.examples):
+        if not search.is_left_out(case):
+            search.try_case(case)
     tries = kernel.quick_tries if quick else kernel.tries
     if tries:
 
@@ -91,26 +103,42 @@ def explore(kernel: Kernel, dtype: str, *, quick: bool = False) -> Exploration:
             derandomize=True,
             database=None,
             deadline=None,
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
             print_blob=False,
         )
         @given(params=kernel.params, seed=st.integers(0, 2**16))
         def drawn(params: dict[str, object], seed: int) -> None:
-            search.try_case(Case(params, dtype, seed))
+            case = Case(params, dtype, seed)
+            assume(not search.is_left_out(case))
+            search.try_case(case)
 
-        drawn()
+        try:
+            drawn()
+        except Unsatisfiable:
+            if not search.left_out:
+                raise
+        except Flaky as flaky:
+            said = str(flaky).splitlines()[0]
+            raise ParityError(f"{kernel.name} in {dtype} ({kernel.what}): the same case failed and then passed: {said}") from flaky
     return search.exploration(dtype)
+
+
+def explore_known(kernel: Kernel, dtype: str, known: KnownFailure) -> KnownOutcome:
+    """Try the examples that a known failure concerns. Whoever declares one gives an example that shows it."""
+    concerned = [case for params in kernel.examples if kernel.known_failure(case := Case(params, dtype)) is known]
+    trials = [_outcome(kernel, case)[0] for case in concerned]
+    failed = [trial for trial in trials if trial.faults]
+    if not failed:
+        return KnownOutcome(0, len(trials))
+    return KnownOutcome(len(failed), len(trials) - len(failed), failed[0].faults[0], replay_text(kernel.name, failed[0].case))
 
 
 def replay(kernel: Kernel, cases: Iterable[Case]) -> Exploration:
     """Exactly these cases, of one dtype. Raises ParityError, also for a known failure: who replays wants to see it."""
     search, dtype = _Search(kernel), ""
     for case in cases:
-        trial, died = _outcome(kernel, case)
-        if trial.faults:
-            raise ParityError(told(kernel, trial)) from died
         search.try_case(case)
         dtype = case.dtype
     return search.exploration(dtype)

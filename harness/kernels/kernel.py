@@ -55,7 +55,8 @@ class Case:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A fault of the product that this kernel is known to show: its cause, where it is told, and the cases that it concerns."""
+    """A fault of the product that this kernel is known to show: its cause (a few words, part of an item's name), why and where it is told,
+    and the cases that it concerns, of which at least one must be among the kernel's examples."""
 
     cause: str
     because: str
@@ -134,5 +135,6 @@ class Trial:
 
 def replay_text(kernel: str, case: Case) -> str:
     """The command that repeats one case."""
-    words = json.dumps({"params": dict(case.params), "seed": case.seed}, sort_keys=True, separators=(",", ":"))
+    whole = {"kernel": kernel, "dtype": case.dtype, "params": dict(case.params), "seed": case.seed}
+    words = json.dumps(whole, sort_keys=True, separators=(",", ":"))
     return f"pytest -m kernel_parity -k {shlex.quote(f'{kernel}-{case.dtype}')} --kernel-case {shlex.quote(words)}"
