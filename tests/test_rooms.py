@@ -17,9 +17,9 @@ ROOMS = {
         "tensors", "vocabulary", "witness_log", "npu_smi*",
         "topology",
         "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates", "progress",
-        "needs", "explain", "retries", "run_words", "hang_phase", "log_lines", "sieve", "signs",
+        "needs", "explain", "retries", "benchmark_model", "benchmark_verdict", "run_words", "hang_phase", "log_lines", "sieve", "signs",
         "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
-        "docs_page", "docs_page_table",
+        "docs_page", "docs_page_table", "docs_rows*", "docs_update", "docs_update_*",
     ),
     2: (
         "machine", "launch", "supervised", "logs", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts",
