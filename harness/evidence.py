@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date, datetime, timezone
-from typing import Any, NoReturn
+from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -19,6 +19,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.errors import EvidenceError
 from harness.evidence_codec import decode, encode, schema_of
+from harness.evidence_sealing import canonical, digest, require_canonical, seal, unseal
 from harness.model import Evidence, Stack, VerdictKind
 from harness.retries import attempt_of
 
@@ -31,13 +32,12 @@ _AGAIN = "Run the cell again, or import the original file."
 
 def to_json(evidence: Evidence) -> str:
     """The canonical text of `evidence`, its `sha256` computed anew; ends in a newline. Raises EvidenceError for a value JSON can't hold."""
-    body = _body(evidence)
-    return _canonical({**body, "sha256": _digest(body)})
+    return seal(_body(evidence))
 
 
 def sealed(evidence: Evidence) -> Evidence:
     """`evidence` with the `sha256` that its content has."""
-    return replace(evidence, sha256=_digest(_body(evidence)))
+    return replace(evidence, sha256=digest(_body(evidence)))
 
 
 def from_json(text: str, where: str, *, rehearsal_ok: bool = False) -> Evidence:
@@ -46,21 +46,9 @@ def from_json(text: str, where: str, *, rehearsal_ok: bool = False) -> Evidence:
     Raises EvidenceError for text that is no JSON or cut short, another schema, a wrong hash, missing, unknown or mistyped fields,
     text that is not canonical (duplicate keys, another layout), and evidence of a rehearsal unless `rehearsal_ok`.
     """
-    found = _object(text, where)
-    if found.get("schema") != SCHEMA:
-        what = f"schema {found.get('schema')!r} is unknown, this harness reads {SCHEMA}."
-        raise EvidenceError(where, what, "Use the harness that wrote it.")
-    body = {k: v for k, v in found.items() if k != "sha256"}
-    try:
-        canonical, digest = _canonical(found), _digest(body)
-    except (ValueError, RecursionError) as error:
-        raise EvidenceError(where, f"holds a value that no evidence can hold ({error}).", _AGAIN) from error
-    if found.get("sha256") != digest:
-        what = f"its content has sha256 {digest[:12]}, but it says {str(found.get('sha256'))[:12]}: it was edited."
-        raise EvidenceError(where, what, _AGAIN)
+    found = unseal(text, where, SCHEMA, _AGAIN)
     evidence: Evidence = decode(found, Evidence, f"{where}: evidence")
-    if text != canonical:
-        raise EvidenceError(where, "is not in canonical form (layout, order, repeated keys).", "Restore the file as it was written.")
+    require_canonical(text, found, where)
     started(evidence, where)
     if evidence.rehearsal and not rehearsal_ok:
         raise EvidenceError(where, "comes from a rehearsal, which proves nothing.", "Run the cell without --rehearsal.")
@@ -119,7 +107,7 @@ def stack_name(versions: Mapping[str, str], stacks: Mapping[str, Stack]) -> str:
     met = [stack for stack in stacks.values() if is_met(stack)]
     if met:
         return max(met, key=lambda stack: len(stack.requires)).key
-    return "undeclared-" + hashlib.sha256(_canonical(dict(versions)).encode()).hexdigest()[:8]
+    return "undeclared-" + hashlib.sha256(canonical(dict(versions)).encode()).hexdigest()[:8]
 
 
 def meets(version: str | None, specifier: str) -> bool:
@@ -155,29 +143,3 @@ def _body(evidence: Evidence) -> dict[str, Any]:
     body: dict[str, Any] = encode(evidence, Evidence, "evidence")
     body.pop("sha256")
     return body
-
-
-def _canonical(value: Mapping[str, Any]) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical(body).encode("utf-8")).hexdigest()
-
-
-def _object(text: str, where: str) -> dict[str, Any]:
-    def constant(word: str) -> NoReturn:
-        raise ValueError(f"the bare number {word}")
-
-    try:
-        found = json.loads(text, parse_constant=constant)
-    except json.JSONDecodeError as error:
-        cut = error.pos >= len(text.rstrip()) or "Unterminated" in error.msg
-        what = "is cut short" if cut else "is no JSON"
-        raise EvidenceError(f"{where}:{error.lineno}", f"{what} ({error.msg}).", _AGAIN) from error
-    except (ValueError, RecursionError) as error:
-        raise EvidenceError(where, f"is no JSON that evidence can be ({error}).", _AGAIN) from error
-    if not isinstance(found, dict):
-        raise EvidenceError(where, f"is a JSON {type(found).__name__}, evidence is an object.", _AGAIN)
-    return found

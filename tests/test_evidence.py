@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import harness
 from harness.errors import EvidenceError
 from harness.evidence import from_json, json_schema, key_path, schema_text, sealed, stack_name, to_json
+from harness.evidence_sealing import seal
 from harness.model import Evidence, Hardware, Stack, Stage
 
 
@@ -62,9 +63,7 @@ def edited(**changes: object) -> str:
     """Evidence whose fields were changed by a forger who knows how the hash is made; None removes a field."""
     body = {**json.loads(to_json(sample())), **changes}
     body = {k: v for k, v in body.items() if v is not None and k != "sha256"}
-    from harness.evidence import _canonical, _digest
-
-    return _canonical({**body, "sha256": _digest(body)})
+    return seal(body)
 
 
 GOOD = to_json(sample())
