@@ -21,7 +21,7 @@ _WORDS: Mapping[MarkKind, tuple[str, str]] = {
     MarkKind.STALE: ("stale, last passed", "已过期，上次通过"),
     MarkKind.FAILING: ("failing", "失败"),
     MarkKind.KNOWN_FAILURE: ("known failure", "已知失败"),
-    MarkKind.FIXED: ("fixed?", "疑似已修复"),
+    MarkKind.FIXED: ("passed despite a recorded limit", "已通过，与已记录的限制相反"),
 }
 # Marks that say something of a page: the others are no evidence of an NPU, or no answer.
 WRITTEN = frozenset(_WORDS)
@@ -81,7 +81,7 @@ def _item(said: Said, language: str) -> str:
 
 def _safe(text: str) -> str:
     """`text` without what ends an item, a bracket or a cell, and as no markup."""
-    return escape_markdown(" ".join(re.sub(r"[()（）;；|\\]", " ", text).split()))
+    return escape_markdown(" ".join(re.sub(r"[()（）;；|\\<>&@]", " ", text).split()))
 
 
 def _sign(language: str, english: str, chinese: str) -> str:

@@ -27,7 +27,7 @@ ROOMS = {
         "host_npus", "doctor_host", "doctor_packages", "doctor_model", "mapped", "torch_saved", "sharded",
     ),
     3: ("bench", "proving", "goldens", "flow", "pool", "yard", "report", "session", "preflight"),
-    4: ("pytest_plugin", "door_progress", "__main__", "door_machine", "door_doctor", "door_explain"),
+    4: ("pytest_plugin", "door_progress", "__main__", "door_machine", "door_doctor", "door_explain", "door_docs_update"),
 }  # fmt: skip
 # What the harness's own process may ask of the simulated NPU: to build it, and how a child finds it.
 SIM_DOORS = {"harness.sim.build", "harness.sim.environment"}
