@@ -15,6 +15,7 @@ from typing import Any
 
 from harness import report
 from harness.commands import PRELUDE, NotBuilt, documented_commands, shell_line
+from harness.door_docs import add_docs
 from harness.door_doctor import add_doctor
 from harness.door_explain import add_explain
 from harness.door_machine import add_machine
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     imported.set_defaults(run=_import)
     add_machine(commands)
     add_explain(commands)
+    add_docs(commands)
     examined = commands.add_parser("doctor", help="what keeps this host from NPU work, and what mends it")
     add_doctor(examined)
     for command in (listed, shown, reported, imported, examined):

@@ -22,9 +22,8 @@ def is_about_npus(page: Page, path: str) -> bool:
     if re.search(r"(?:^|[\W_])(?:npu|ascend)(?=[\W_]|$)", path.lower()):
         return True
     title = page.headings[0].title if page.headings else next((text for text in page.lines if text.strip()), "")
-    if page.headings or (page.prose and len(title) < 60):
-        if _NPU.search(title):
-            return True
+    if (page.headings or (page.prose and len(title) < 60)) and _NPU.search(title):
+        return True
     text = "\n".join(page.lines)
     npu, cuda = len(re.findall("ASCEND_RT_VISIBLE_DEVICES", text)), len(_ASSIGNED.findall(text))
     return npu > cuda or (not page.prose and _OF_NPU_ONLY.search(text) is not None)

@@ -132,12 +132,14 @@ def _visible(lines: Sequence[str]) -> tuple[list[str | None], list[Fence], list[
     visible: list[str | None] = []
     fences: list[Fence] = []
     faults: list[Fault] = []
+    rst = any(re.match(r"\s*\.\. [\w-]+::", line) for line in lines)
     number = _front_matter(lines) + 1
     visible += [None] * (number - 1)
     comment = 0
     while number <= len(lines):
         line = lines[number - 1]
-        if not comment and (opening := _FENCE.match(line)):
+        # reStructuredText underlines titles with ~~~~.
+        if not comment and (opening := _FENCE.match(line)) and not (rst and re.fullmatch(r"~{4,}\s*", line)):
             fence, found, end = _fence(number, opening, lines)
             fences.append(fence)
             faults += found

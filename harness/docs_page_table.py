@@ -68,7 +68,26 @@ def read_table(number: int, visible: Visible, path: tuple[str, ...], spaced: boo
     if _is_row(below) and _nearly_delimiter(marks):
         because = f"no table: {below[:60]!r} is no delimiter row, whose cells have dashes only"
         return None, [Fault(number + 1, because, "Write | --- | for every column.")], _after_rows(number, visible)
+    if _text(number - 1, visible).startswith("+-"):
+        grid = _grid(number, visible, path)
+        return grid, [], grid.end_line + 2 if grid else number
     return _orphans(number, visible)
+
+
+def _grid(number: int, visible: Visible, path: tuple[str, ...]) -> Table | None:
+    """A table of reStructuredText, whose rows lines of +---+ divide; None for other boxes, such as those that programs draw."""
+    columns = split_row(_text(number, visible))
+    rows: list[Row] = []
+    at = number + 1
+    while (text := _text(at, visible)) and (_is_row(text) or re.fullmatch(r"\+(?:[-=]+\+)+", text)):
+        divides, after = text.startswith("+"), _text(at - 1, visible).startswith("+")
+        if divides and (after or text.count("+") != len(columns) + 1):
+            return None
+        if not divides:
+            rows.append(Row(at, split_row(text), visible[at - 1] or ""))
+        at += 1
+    whole = _text(at - 1, visible).startswith("+") and rows and all(len(row.cells) == len(columns) for row in rows)
+    return Table(number, path, columns, tuple(rows), at - 2) if whole else None
 
 
 def _whole(number: int, visible: Visible, path: tuple[str, ...], columns: tuple[str, ...], spaced: bool) -> tuple[Table, list[Fault], int]:
