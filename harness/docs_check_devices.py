@@ -21,12 +21,17 @@ def is_about_npus(page: Page, path: str) -> bool:
     """By its title, by its path, or because it chooses NPUs rather than GPUs by variables."""
     if re.search(r"(?:^|[\W_])(?:npu|ascend)(?=[\W_]|$)", path.lower()):
         return True
-    title = page.headings[0].title if page.headings else next((text for text in page.lines if text.strip()), "")
-    if (page.headings or (page.prose and len(title) < 60)) and _NPU.search(title):
+    if any(_NPU.search(title) for title in _titles(page)):
         return True
     text = "\n".join(page.lines)
     npu, cuda = len(re.findall("ASCEND_RT_VISIBLE_DEVICES", text)), len(_ASSIGNED.findall(text))
     return npu > cuda or (not page.prose and _OF_NPU_ONLY.search(text) is not None)
+
+
+def _titles(page: Page) -> list[str]:
+    """The first heading, and the first words if they may be one: in plain text a comment of some code reads like a heading."""
+    first = next((text for _, text in page.prose if text.strip()), "")
+    return [heading.title for heading in page.headings[:1] if heading.line <= 10] + ([first] if len(first) < 60 else [])
 
 
 def check_devices(page: Page, path: str) -> Iterator[Finding]:
