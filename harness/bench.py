@@ -228,6 +228,11 @@ class Bench:
         self.served = Served(result, report)
         return result
 
+    def attended(self, step: Step, attend: Attendant) -> StepResult:
+        """Run a step that serves, with a client of the caller's in place of the proof's."""
+        self.ran[step.name] = self._run(step, attend)
+        return self.ran[step.name]
+
     def close(self, *, keep: bool) -> None:
         """Drop the weights that no later stage needs; logs and witnesses stay. `keep`: leave everything to look into a failure.
 

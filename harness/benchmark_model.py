@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.model import Hardware, Weights, Word
+from harness.model import Cell, Hardware, Weights, Word
 
 
 class Quantity(Word):
@@ -42,6 +42,22 @@ class Label(Word):
 
 
 REGRESSIONS = frozenset({Label.SLOWER, Label.MORE_MEMORY})
+
+
+class Kind(Word):
+    TRAIN = "train"
+    SERVE = "serve"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is measured: the training of a cell, or the serving of what it trained."""
+
+    cell: Cell
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.cell.id} {self.kind}"
 
 
 @dataclass(frozen=True)

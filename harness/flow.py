@@ -188,7 +188,7 @@ def _evidence(
     if blocker:
         facts["blocked_verdict"] = str(verdicts[Stage(blocker)].kind)
     lead = next((w for w in (rank_zero(r.witnesses) for r in results) if w is not None), None)
-    versions = _versions(lead) if lead else {}
+    versions = versions_of(lead) if lead else {}
     return Evidence(
         cell=cell.id,
         stage=stage,
@@ -216,7 +216,7 @@ def _evidence(
     )
 
 
-def _versions(witness: Witness) -> dict[str, str]:
+def versions_of(witness: Witness) -> dict[str, str]:
     """Packages as the process saw them, and what of `start` belongs to a stack: CANN, driver, an editable ms-swift's commit."""
     start = witness.last("start") or {}
     others = {name: str(start[name]) for name in ("cann", "driver", "swift_commit") if start.get(name)}

@@ -13,6 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from harness.causes import CAUSES, blame_of
 from harness.commands_tables import FAMILIES
 from harness.errors import MatrixError, did_you_mean
+from harness.matrix_benchmarks import read_benchmarks
 from harness.matrix_cells import Declared, expand_cells
 from harness.matrix_claims import check_document, expand_claims, read_tables
 from harness.matrix_hardware import check_hardware
@@ -53,6 +54,7 @@ def parse_matrix(text: str, source: str) -> Matrix:
         claims=expand_claims(read, shape, cells),
         rules=rules,
         quarantine=read_quarantine(read, shape, models, cells),
+        benchmarks=read_benchmarks(read, shape, models, cells),
         device_hours={Tier(tier): budget.device_hours for tier, budget in shape.tiers.items()},
     )
     _refuse_unused(read, matrix)

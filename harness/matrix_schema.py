@@ -302,6 +302,13 @@ class QuarantineShape(Shape):
     until: Day
 
 
+class BenchmarkShape(Shape):
+    """Cells that `pytest -m npu_benchmark` measures: their training, the serving of what they trained, or both."""
+
+    when: WhenShape
+    kinds: Annotated[list[Literal["train", "serve"]], Field(min_length=1)]
+
+
 class TierShape(Shape):
     """What a run of a tier may cost: a run with NPUs starts no cell that would take it beyond `device_hours`."""
 
@@ -319,6 +326,7 @@ class MatrixShape(Shape):
     claims: list[ClaimShape] = []
     rules: list[RuleShape] = []
     quarantine: list[QuarantineShape] = []
+    benchmarks: list[BenchmarkShape] = []
     tiers: dict[RunTier, TierShape] = {}
 
 

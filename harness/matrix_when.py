@@ -1,4 +1,4 @@
-"""What a rule or a quarantine matches: the fields that its `when` names, held against what is declared."""
+"""What a rule, a quarantine or a benchmark matches: the fields that its `when` names, held against what is declared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from harness.errors import did_you_mean
 from harness.matrix_schema import WhenShape
 from harness.matrix_text import Source
-from harness.model import Cell, Model, Quarantine, Rule
+from harness.model import Benchmark, Cell, Model, Quarantine, Rule
 from harness.rules import matches
 
 
@@ -27,12 +27,12 @@ def read_when(source: Source, path: Sequence[str | int], shape: WhenShape, model
                 raise source.refuse((*path, name, position), what, did_you_mean(value, known[name]))
         when[name] = tuple(tuple(value) if isinstance(value, list) else value for value in values)
     if not when:
-        noun = "rule" if path[0] == "rules" else "quarantine"
+        noun = {"rules": "rule", "benchmarks": "benchmark"}.get(str(path[0]), "quarantine")
         raise source.refuse(path, f"a {noun} that names no field would match every cell.", "Name a field.")
     return when
 
 
-def nearest(rule: Rule | Quarantine, cells: tuple[Cell, ...]) -> str:
+def nearest(rule: Rule | Quarantine | Benchmark, cells: tuple[Cell, ...]) -> str:
     """Which single field, if any, keeps the rule from matching."""
     for name in rule.when:
         others = replace(rule, when={k: v for k, v in rule.when.items() if k != name})

@@ -477,6 +477,15 @@ class Quarantine:
 
 
 @dataclass(frozen=True)
+class Benchmark:
+    """Cells to measure, and what of them: their training, the serving of what they trained (`kinds`: train, serve)."""
+
+    when: Mapping[str, tuple[Any, ...]]
+    kinds: tuple[str, ...]
+    line: int
+
+
+@dataclass(frozen=True)
 class Matrix:
     """matrix.yaml, expanded. `tables` holds the document's other tables as rows of plain values, in document order.
 
@@ -495,6 +504,7 @@ class Matrix:
     tables: Mapping[str, tuple[Mapping[str, Any], ...]]
     device_hours: Mapping[Tier, float] = field(default_factory=dict)
     quarantine: tuple[Quarantine, ...] = ()
+    benchmarks: tuple[Benchmark, ...] = ()
 
     def cell(self, cell_id: str) -> Cell | None:
         return next((c for c in self.cells if c.id == cell_id), None)

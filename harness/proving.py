@@ -95,7 +95,7 @@ def _hardware_of(event: Mapping[str, Any], witness: Witness, hardware: Mapping[H
     return fits[0] if len(fits) == 1 else None
 
 
-def _base(bench: Bench) -> TensorFile:
+def base_weights(bench: Bench) -> TensorFile:
     folder = bench.base_folder()
     tensors = artifacts.read_tensors(folder) if folder else None
     return tensors or TensorFile(bench.model, {}, f"no weights of {bench.model} were found")
@@ -116,7 +116,7 @@ def _against_golden(stage: Stage, bench: Bench, golden: Bench) -> tuple[Comparis
     ends = [artifacts.checkpoint_at(Path(result.step.output_dir), asked_steps(bench.weights)) for result in (ours, theirs)]
     finals = tuple(artifacts.read_tensors(end) if end else None for end in ends)
     made = prove_golden_train(
-        strategy=bench.cell.strategy, result=ours, golden=theirs, dtype=dtype, finals=finals, base=_base(bench)
+        strategy=bench.cell.strategy, result=ours, golden=theirs, dtype=dtype, finals=finals, base=base_weights(bench)
     )
     witness = rank_zero(ours.witnesses) if bench.host.hardware is Hardware.SIM else None
     return made if witness is None else made + prove_patches(bench.cell.model.family, witness, bench.cell.options)
@@ -134,7 +134,7 @@ def _train(bench: Bench, device_names: tuple[str, ...]) -> tuple[Comparison, ...
         asked_steps=asked_steps(bench.weights),
         save_steps=saves,
         checkpoints={step: artifacts.read_checkpoint(folders[step]) for step in saves if step in folders},
-        base=_base(bench),
+        base=base_weights(bench),
         asked_lora=asked_lora(result.step, bench.cell.tuner),
         device_names=device_names,
     )
@@ -169,7 +169,7 @@ def _merge(bench: Bench) -> tuple[Comparison, ...]:
     adapter = artifacts.read_checkpoint(checkpoint)
     made = prove_merge(
         result=result,
-        base=_base(bench),
+        base=base_weights(bench),
         adapter=adapter,
         merged=artifacts.read_tensors(merged) or TensorFile(str(merged), {}),
         tied=model_folder.is_tied(bench.base_folder() or merged),

@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.model import (
     Algorithm,
+    Benchmark,
     Cell,
     Engine,
     Hardware,
@@ -59,7 +60,7 @@ def field_of(cell: Cell, name: str) -> Any:
             return getattr(cell.options, name)
 
 
-def matches(rule: Rule | Quarantine, cell: Cell) -> bool:
+def matches(rule: Rule | Quarantine | Benchmark, cell: Cell) -> bool:
     """Whether every field that the rule names has one of the rule's values. `stage` is no field of a cell: `rule_for` asks it."""
     return all(field_of(cell, name) in values for name, values in rule.when.items() if name != STAGE)
 

@@ -101,7 +101,7 @@ class Session:
         self._pool: Pool | None = None
         self._warm: WarmLauncher | None = None
         self._goldens: Goldens | None = None
-        self._stop = threading.Event()
+        self.stop = threading.Event()
         self._kept: list[Evidence] = []
         self._selected: set[tuple[str, Stage]] = set()
         # The nonce of the attempt that items of a stage were told of.
@@ -238,6 +238,10 @@ class Session:
         finally:
             self.watch(None)
 
+    def tell(self, line: str) -> None:
+        """Another line for the end of the run."""
+        self._notes.append(line)
+
     def is_selected(self, item: Wanted, stage: str) -> bool:
         """Whether an item of this run tells of `stage` of the same cell."""
         return (self._key(item.cell), Stage(stage)) in self._selected
@@ -286,7 +290,7 @@ class Session:
 
         Whatever goes wrong becomes a line in `faults`: raised here, it would hide how the run itself ended.
         """
-        self._stop.set()
+        self.stop.set()
         for end in (self._pool, self._goldens, self._warm):
             if end is not None:
                 self._attempt("ending what still runs", end.close)
@@ -309,7 +313,7 @@ class Session:
     def hurry(self) -> None:
         """Kill what still runs, without the time to end well that it would be given. Returns at once."""
         # First, or a run would be judged by a death that we caused.
-        self._stop.set()
+        self.stop.set()
         if self._host is not None:
             threading.Thread(target=_kill_runs, args=(self._host.runs,), name="hurry", daemon=True).start()
 
@@ -338,7 +342,7 @@ class Session:
         return cell.tiny_key if self.host.weights_for(cell.model) is Weights.TINY else cell.id
 
     def _run(self, job: Job, held: Held) -> Generator[Evidence, None, None]:
-        if self._stop.is_set():
+        if self.stop.is_set():
             return
         # The run itself holds the lease's locks too: a killed harness must not give away what a run of it still uses.
         started = partial(self._launch, inherit=held.descriptors)
@@ -351,7 +355,7 @@ class Session:
             goldens=self._goldens,
             keep=self._keep,
             clean=cleaner(self.host),
-            stop=self._stop,
+            stop=self.stop,
             before=job.before,
         )
 
