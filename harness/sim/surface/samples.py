@@ -106,9 +106,9 @@ def calls(device: str) -> Mapping[str, Call]:
     scaled: dict[str, Any] = {**counted, "expert_tokens_num_type": 1, "active_expert_range": [0, 4], "row_idx_type": 1, "active_num": 6}
     scaled["scale"] = zeros(3, dtype=torch.float32)
     found["init_routing, scaled"] = ("npu_moe_init_routing_v2", [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32, device=device)], scaled)
-    for reduction in ("mean", "sum", "none"):
+    for how in ("mean", "sum", "none"):
         target = torch.zeros(4, dtype=torch.int64, device=device)
-        found[f"cross entropy, {reduction}"] = ("npu_cross_entropy_loss", [zeros(4, 9), target], {"reduction": reduction})
+        found[f"cross entropy, {how}"] = ("npu_cross_entropy_loss", [zeros(4, 9), target], {"reduction": how})
     return {**found, **_attention(zeros)}
 
 
