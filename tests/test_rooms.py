@@ -19,7 +19,7 @@ ROOMS = {
         "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates", "progress",
         "needs", "explain", "retries", "benchmark_model", "benchmark_verdict", "run_words", "hang_phase", "log_lines", "sieve", "signs",
         "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
-        "docs_shell*",
+        "docs_shell*", "docs_calls",
         "docs_run_units", "docs_run_reasons", "docs_run_edits", "docs_run_plan", "docs_run_said",
         "parity", "parity_words",
         "docs_page", "docs_page_table", "docs_rows*", "docs_update", "docs_update_*",
@@ -28,6 +28,7 @@ ROOMS = {
     ),
     2: (
         "machine", "launch", "supervised", "logs", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts",
+        "megatron_parsers", "docs_commands",
         "model_folder", "swift_parsers", "host", "warm*", "inputs", "interrupts", "leases", "lock_files", "ports", "cores", "npu_probe",
         "host_npus", "doctor_host", "doctor_packages", "doctor_model", "mapped", "torch_saved", "sharded", "parity_store",
         "docs_check_installed", "docs_check_tree",
