@@ -61,12 +61,14 @@ def names_of(source: str) -> Names | None:
                     aliases[name.asname or name.name] = Alias(node.module or "", name.name, node.level)
         else:
             made |= {name: node for name in _bound(node)}
-    quoted = frozenset(
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier()
-    )
-    return Names(made, aliases, tuple(stars), quoted, any(maker in source for maker in _MAKERS))
+    quoted: set[str] = set()
+    for inner in ast.walk(tree):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and inner.value.isidentifier():
+            quoted.add(inner.value)
+        elif isinstance(inner, ast.Global):
+            made |= dict.fromkeys(inner.names, inner)
+    lazy = "__getattr__" in made or any(maker in source for maker in _MAKERS)
+    return Names(made, aliases, tuple(stars), frozenset(quoted), lazy)
 
 
 def members_of(node: ast.ClassDef) -> tuple[frozenset[str], bool]:

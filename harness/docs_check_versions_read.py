@@ -181,7 +181,8 @@ def overlap(one: SpecifierSet, other: SpecifierSet) -> bool:
     tried: list[Version] = []
     for bound in bounds:
         release: Sequence[int] = bound.release
-        up = ".".join(map(str, (*release[:-1], release[-1] + 1)))
-        down = ".".join(map(str, (*release[:-1], release[-1] - 1, 999))) if release[-1] else ".".join(map(str, release)) + ".dev0"
-        tried += [bound, Version(up), Version(down), Version(".".join(map(str, (*release, 1))))]
+        counted = max((at for at, number in enumerate(release) if number), default=0)
+        below = (*release[:counted], max(0, release[counted] - 1), 999)
+        above = (*release[:-1], release[-1] + 1)
+        tried += [bound, *(Version(".".join(map(str, numbers))) for numbers in (below, above, (*release, 1)))]
     return any(one.contains(version, prereleases=True) and other.contains(version, prereleases=True) for version in tried)

@@ -33,7 +33,7 @@ _PROMPT = re.compile(
 )
 # Boxes of npu-smi and trees of files: what a command answered.
 _OUTPUT = re.compile(r"\s*(?:\+[-=+]{3,}|\|.*\|\s*$|[├└│╭╰┌])")
-_ELISION = re.compile(r"(?:\.{2,}|…+|。。。+)\\?")
+_ELISION = re.compile(r"(?:\.{3,}|…+|。。。+)\\?")
 _OPENING = {"if", "for", "while", "until", "case", "select", "{"}
 _CLOSING = {"fi", "done", "esac", "}"}
 _RESERVED = _OPENING | _CLOSING | {"then", "elif", "else", "do", "!", "time"}

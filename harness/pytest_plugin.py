@@ -19,22 +19,25 @@ from harness.mark_words import asked_for
 if TYPE_CHECKING:
     from harness.session import Session
 
-BUILT_SUITES = ("npu_matrix", "contract")
-PLANNED_SUITES = ("kernel_parity", "npu_benchmark")
+BUILT_SUITES = ("npu_matrix", "contract", "kernel_parity")
+PLANNED_SUITES = ("npu_benchmark",)
 MARKERS = {
     "npu_matrix": "cells of this host: one item is a (cell, stage)",
     "contract": "every command of every cell, parsed by the installed ms-swift's own argument classes; no model is loaded",
-    "kernel_parity": "NPU kernels against references (not built yet)",
+    "kernel_parity": "operators, patches and Triton kernels against plain torch in float64, forward and backward",
     "npu_benchmark": "memory and throughput (not built yet)",
     "swift": "starts or imports the real ms-swift; takes seconds to minutes",
     "alone": "measures time, so it runs beside no other test",
 }
+SUITES: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 SESSION: pytest.StashKey[Session] = pytest.StashKey()
 INTERRUPTS: pytest.StashKey[Interrupts] = pytest.StashKey()
 OPTIONS = (
     "--hardware", "--weights", "--tier", "--require-npu", "--launcher", "--jobs", "--as-of", "--rehearsal", "--matrix", "--deadline-scale",
     "--device-hours", "--env-retries",
 )  # fmt: skip
+KERNEL_OPTIONS = ("--quick", "--kernel-case")
+PLACES = ("--hardware", "--require-npu")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +57,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     again = "run a cell again, N times at most, when a stage fails of its environment (1 on NPUs, 0 elsewhere)"
     group.addoption("--env-retries", type=int, default=None, metavar="N", help=again)
     group.addoption("--deadline-scale", type=float, default=1.0, metavar="X", help="multiply every deadline (slow machines, drills)")
+    group.addoption("--quick", action="store_true", help="kernel_parity: draw fewer cases")
+    group.addoption("--kernel-case", default=None, metavar="JSON", help="kernel_parity: one case, as a failure prints it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,7 +79,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args[:] = [*files, *(config.args if config.option.markexpr and asked.others else ())]
     if hasattr(config, "workerinput"):
         suites = tuple(s for s in suites if s != "npu_matrix")
-    _open(config, runs="npu_matrix" in suites and not config.option.collectonly)
+    config.stash[SUITES] = suites
+    if "kernel_parity" in suites:
+        _open_kernels(config)
+    if suites != ("kernel_parity",):
+        _open(config, runs="npu_matrix" in suites and not config.option.collectonly)
 
 
 def _open(config: pytest.Config, runs: bool) -> None:
@@ -94,6 +103,18 @@ def _open(config: pytest.Config, runs: bool) -> None:
         interrupts = Interrupts(session.hurry)
         interrupts.install()
         config.stash[INTERRUPTS] = interrupts
+
+
+def _open_kernels(config: pytest.Config) -> None:
+    """Say where kernels run. Raises UsageError where that would be anything but what was asked."""
+    from harness.door_kernels import DOOR, KernelDoor
+    from harness.session import one_line
+
+    try:
+        door = config.stash[DOOR] = KernelDoor(config, repository(config))
+    except (HarnessError, OSError) as error:
+        raise pytest.UsageError(one_line(error)) from None
+    config.pluginmanager.register(door, "npu_matrix_kernel_parity")
 
 
 def repository(config: pytest.Config) -> Path:
@@ -131,14 +152,19 @@ def _given(config: pytest.Config) -> tuple[str, ...]:
 def _refuse_stray_options(config: pytest.Config, suites: tuple[str, ...]) -> None:
     """An option that nothing heeds would let somebody believe that it did. Those of the configuration file or environment are defaults."""
     words = {str(arg).partition("=")[0] for arg in config.invocation_params.args}
-    stray = [o for o in OPTIONS if o in words and "npu_matrix" not in suites and not (suites and o == "--matrix")]
+    heeding: dict[str, tuple[str, ...]] = dict.fromkeys(OPTIONS, ("npu_matrix",))
+    heeding.update(dict.fromkeys(KERNEL_OPTIONS, ("kernel_parity",)))
+    heeding.update(dict.fromkeys(PLACES, ("npu_matrix", "kernel_parity")))
+    heeding["--matrix"] = ("npu_matrix", "contract")
+    stray = [option for option, heeds in heeding.items() if option in words and not set(heeds) & set(suites)]
     if stray:
-        which = "-m npu_matrix" if stray != ["--matrix"] else "-m npu_matrix or -m contract"
+        which = " or ".join(f"-m {suite}" for suite in heeding[stray[0]])
         raise pytest.UsageError(f"{', '.join(stray)}: without {which} nothing heeds that. Add it, or leave the option out.")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    if SESSION in parent.config.stash and file_path.parent == repository(parent.config) / "suites" and file_path.stem in BUILT_SUITES:
+    asked = parent.config.stash.get(SUITES, ())
+    if file_path.parent == repository(parent.config) / "suites" and file_path.stem in asked:
         return SuiteFile.from_parent(parent, path=file_path)
     return None
 
@@ -147,7 +173,7 @@ class SuiteFile(pytest.File):
     """A file of suites/: its `items(parent, session)` yields the suite's test items, or collectors of them."""
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
-        yield from _load(self.path).items(self, self.config.stash[SESSION])
+        yield from _load(self.path).items(self, self.config.stash.get(SESSION, None))
 
 
 def _load(path: Path) -> ModuleType:

@@ -120,10 +120,10 @@ def _environment() -> Environment:
 
 def _render(template: str, **values: Any) -> str:
     text = _environment().get_template(template).render(**values)
-    return _one_blank_line(text.splitlines())
+    return one_blank_line(text.splitlines())
 
 
-def _one_blank_line(lines: Iterable[str]) -> str:
+def one_blank_line(lines: Iterable[str]) -> str:
     """Blank lines do nothing in markdown but part blocks; one is enough, and none stands at the end. Fenced blocks keep theirs."""
     kept: list[str] = []
     fence = ""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
 
 from harness.errors import EvidenceError
 from harness.model import Cell, Evidence, Matrix, Ruling, Stage, Tier, Weights
+from harness.parity_store import load_all
 from harness.render import render_report, render_support
+from harness.render_parity import render_parity
 from harness.rules import proof_gap, required_stages, rule_for
 from harness.store import Store, read_regular, write_atomically
 from harness.support import SupportTable, support_table, worked_on
@@ -22,12 +24,22 @@ _SHOWN_DIFFERENCES = 20
 
 
 def write_report(root: Path, matrix: Matrix, store: Store, as_of: date | None = None) -> tuple[Path, ...]:
-    """Write reports/support.md, support.zh.md and report.md below `root`; their paths.
+    """Write reports/support.md, support.zh.md, report.md, kernel-parity.md and kernel-parity.zh.md below `root`; their paths.
 
     `as_of` is the day on which ages are measured (default: the newest evidence's). Evidence that is refused is named in report.md and
     counts for nothing. Raises EvidenceError for a rehearsal's store, HostError if the disk refuses.
     """
     pages, _ = _pages(matrix, store, as_of)
+    parity, _ = _parity_pages(store.root)
+    return _written(root, {**pages, **parity})
+
+
+def write_parity(root: Path) -> tuple[Path, ...]:
+    """Write reports/kernel-parity.md and kernel-parity.zh.md below `root` from its reports/kernels; their paths."""
+    return _written(root, _parity_pages(root)[0])
+
+
+def _written(root: Path, pages: Mapping[str, str]) -> tuple[Path, ...]:
     paths = []
     for name, text in pages.items():
         path = root / "reports" / name
@@ -42,8 +54,9 @@ def check_report(root: Path, matrix: Matrix, store: Store, as_of: date | None = 
     Evidence that is refused is a difference, and so is whatever lies among the evidence and is none.
     """
     pages, refused = _pages(matrix, store, as_of)
-    differences = [str(error) for error in (*refused, *store.strays())]
-    for name, text in pages.items():
+    parity, parity_refused = _parity_pages(store.root)
+    differences = [str(error) for error in (*refused, *store.strays(), *parity_refused)]
+    for name, text in {**pages, **parity}.items():
         differences += _differences(root / "reports" / name, f"reports/{name}", text)
     return tuple(differences)
 
@@ -83,6 +96,11 @@ def _pages(matrix: Matrix, store: Store, as_of: date | None) -> tuple[dict[str, 
         "report.md": render_report(table, matrix, refused),
     }
     return pages, refused
+
+
+def _parity_pages(root: Path) -> tuple[dict[str, str], tuple[EvidenceError, ...]]:
+    evidence, refused = load_all(root)
+    return {"kernel-parity.md": render_parity(evidence, "en"), "kernel-parity.zh.md": render_parity(evidence, "zh")}, refused
 
 
 def _differences(path: Path, name: str, expected: str) -> list[str]:

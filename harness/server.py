@@ -14,7 +14,7 @@ import psutil
 from harness.aftermath import HOST, after_the_end, free_port, port_is_free
 from harness.proof_deploy import BAD_JSON, BAD_MODEL, NO_MESSAGES, Completion, ServerReport
 
-__all__ = ["after_the_end", "converse", "free_port", "listening_ports", "port_is_free"]
+__all__ = ["after_the_end", "await_models", "converse", "free_port", "listening_ports", "port_is_free"]
 
 _POLL_S = 0.25
 _DYING_S = 5.0
@@ -44,6 +44,12 @@ def converse(
     with _Talk(port, time.monotonic() + deadline_s, alive) as talk:
         report = _wait_until_ready(talk, ServerReport(port=port, model_name=model_name), pids)
         return _interview(talk, report, messages, max_tokens, other_model) if report.served_by_run else report
+
+
+def await_models(*, port: int, deadline_s: float, alive: Callable[[], bool], pids: Callable[[], Iterable[int]]) -> ServerReport:
+    """Wait, as `converse` does, for the server on `port`, and ask it nothing but which models it has."""
+    with _Talk(port, time.monotonic() + deadline_s, alive) as talk:
+        return _wait_until_ready(talk, ServerReport(port=port, model_name=""), pids)
 
 
 def _interview(talk: _Talk, report: ServerReport, messages: Sequence[Mapping[str, Any]], max_tokens: int, other_model: str) -> ServerReport:

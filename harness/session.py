@@ -387,10 +387,14 @@ def _kill_runs(runs: Path) -> None:
 
 def cleaner(host: Host) -> Callable[[str], str]:
     """Takes out of a text what names this host, its user and its folders, and the secrets that its environment holds."""
+    return text_cleaner([str(p) for p in (host.runs, host.cache, host.rehearsal, host.root) if p is not None])
+
+
+def text_cleaner(folders: Sequence[str]) -> Callable[[str], str]:
+    """As `cleaner`, for these folders."""
     user, name, home = getpass.getuser(), platform.node(), str(Path.home())
-    extra = [str(p) for p in (host.runs, host.cache, host.rehearsal, host.root) if p is not None]
     secrets = secret_values(os.environ)
-    return lambda text: redact(text, user=user, host=name, home=home, extra=extra, secrets=secrets)
+    return lambda text: redact(text, user=user, host=name, home=home, extra=folders, secrets=secrets)
 
 
 def _swift_cli_dir() -> str:

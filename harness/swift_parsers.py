@@ -6,6 +6,7 @@ import argparse
 import importlib
 import re
 import sys
+import typing
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,10 @@ ARGUMENT_CLASSES: Mapping[str, str] = {
     "deploy": "DeployArguments",
     "eval": "EvalArguments",
     "rollout": "RolloutArguments",
+    "sample": "SamplingArguments",
+    "app": "AppArguments",
+    "web-ui": "WebUIArguments",
+    "merge-lora": "ExportArguments",
 }
 
 
@@ -66,31 +71,49 @@ def swift_interpreter(script: str) -> str | None:
 def parser_of(subcommand: str) -> argparse.ArgumentParser:
     """One parser a subcommand. Nothing is constructed, so no __post_init__ runs. Raises HostError without ms-swift, KeyError for a
     subcommand that ms-swift has not."""
-    name = ARGUMENT_CLASSES[subcommand]
+    return strict_parser(getattr(imported("swift.arguments"), ARGUMENT_CLASSES[subcommand]))
+
+
+def imported(module: str) -> Any:
+    """A module of the installed ms-swift or of what it needs. Raises HostError where it can't be imported."""
     try:
-        swift_arguments = importlib.import_module("swift.arguments")
-        swift_hints = importlib.import_module("swift.utils.utils")
-        transformers = importlib.import_module("transformers")
+        return importlib.import_module(module)
     except ImportError as missing:
         raise HostError(
-            "contract", f"ms-swift can't be imported by {sys.executable}: {missing}.", "Install the extra [swift]."
+            module.split(".")[0], f"{module} can't be imported by {sys.executable}: {missing}.", "Install the extra [swift]."
         ) from missing
+
+
+def strict_parser(argument_class: type) -> argparse.ArgumentParser:
+    """The parser of one of ms-swift's argument classes, as ms-swift makes it, but without abbreviations and defaults."""
+    parsing = imported("transformers.hf_argparser")
     # ms-swift parses under this patch too: without it a flag that takes JSON or a path is typed as a dict only.
-    with swift_hints._patch_get_type_hints():
-        parser: argparse.ArgumentParser = transformers.HfArgumentParser([getattr(swift_arguments, name)])
+    with imported("swift.utils.utils")._patch_get_type_hints():
+        hints_of = parsing.get_type_hints
+        parsing.get_type_hints = lambda *args, **kwargs: {name: _one_type(hint) for name, hint in hints_of(*args, **kwargs).items()}
+        parser: argparse.ArgumentParser = parsing.HfArgumentParser([argument_class])
     return _strict(parser)
+
+
+def _one_type(hint: Any) -> Any:
+    """Optional[str] for Optional[Union[str, List[str]]], which HfArgumentParser takes for that, or can't read: typing keeps one object for
+    both orders of a union's members, and which one it is depends on what else has been imported."""
+    members = typing.get_args(hint) if typing.get_origin(hint) is typing.Union else ()
+    if len(members) == 3 and str in members and type(None) in members and any(typing.get_origin(member) is list for member in members):
+        return typing.Optional[str]  # noqa: UP045 - the parser tells by typing.Union
+    return hint
 
 
 @cache
 def launcher_parser() -> argparse.ArgumentParser:
     """accelerate's own parser of `accelerate launch`. Raises HostError without accelerate."""
-    try:
-        launch = importlib.import_module("accelerate.commands.launch")
-    except ImportError as missing:
-        raise HostError(
-            "contract", f"accelerate can't be imported by {sys.executable}: {missing}.", "Install the extra [swift]."
-        ) from missing
-    return _strict(launch.launch_command_parser())
+    return _strict(imported("accelerate.commands.launch").launch_command_parser())
+
+
+@cache
+def torchrun_parser() -> argparse.ArgumentParser:
+    """torchrun's own parser. Raises HostError without PyTorch."""
+    return _strict(imported("torch.distributed.run").get_args_parser())
 
 
 def check_command(step: Step) -> tuple[Finding, ...]:
@@ -111,7 +134,7 @@ def _check(argv: tuple[str, ...]) -> tuple[Finding, ...]:
 def _check_swift(args: Sequence[str]) -> tuple[Finding, ...]:
     if not args or args[0] not in ARGUMENT_CLASSES:
         return (Finding(FindingKind.OTHER, "", f"`swift {' '.join(args[:1])}` is no subcommand. Known: {', '.join(ARGUMENT_CLASSES)}."),)
-    return _judged(parser_of(args[0]), args[1:])
+    return judged(parser_of(args[0]), args[1:])
 
 
 def _check_launch(args: Sequence[str]) -> tuple[Finding, ...]:
@@ -119,10 +142,11 @@ def _check_launch(args: Sequence[str]) -> tuple[Finding, ...]:
     if at is None:
         return (Finding(FindingKind.REQUIRED, "", "accelerate launch is given no script."),)
     script = args[at].strip("<>").rsplit("/", 1)[-1].removesuffix(".py")
-    return (*_judged(launcher_parser(), args[: at + 1], positionals=1), *_check_swift((script, *args[at + 1 :])))
+    return (*judged(launcher_parser(), args[: at + 1], positionals=1), *_check_swift((script, *args[at + 1 :])))
 
 
-def _judged(parser: argparse.ArgumentParser, args: Sequence[str], positionals: int = 0) -> tuple[Finding, ...]:
+def judged(parser: argparse.ArgumentParser, args: Sequence[str], positionals: int = 0) -> tuple[Finding, ...]:
+    """Every fault of `args`. `positionals`: how many of the last words belong to no flag, as the parser wants it."""
     known = parser._option_string_actions.keys()
     flags = args[: len(args) - positionals]
     try:

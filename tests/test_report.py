@@ -21,7 +21,7 @@ from harness.store import Store
 
 CELL = next(c for c in MATRIX.cells if c.id == "small")
 WHOLE = tuple(sample("small", s, tiny_key=CELL.tiny_key) for s in required_stages(CELL.algorithm, CELL.tuner, CELL.engine))
-PAGES = ("support.md", "support.zh.md", "report.md")
+PAGES = ("support.md", "support.zh.md", "report.md", "kernel-parity.md", "kernel-parity.zh.md")
 
 
 def stored(root: Path, *evidence: Evidence) -> Store:
@@ -72,7 +72,7 @@ def test_one_edited_byte_of_any_page_is_found_and_located(tmp_path: Path, name: 
 
 
 def test_a_missing_page_is_a_difference(tmp_path: Path) -> None:
-    assert len(check_report(tmp_path, MATRIX, stored(tmp_path))) == 3
+    assert len(check_report(tmp_path, MATRIX, stored(tmp_path))) == len(PAGES)
 
 
 def test_a_deleted_piece_of_evidence_is_found(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 DEVICE = "npu:0"
+# How a tensor lies in memory: contiguous; with its last two dimensions swapped; a slice of wider rows; every second element.
+LAYS = PLAIN, TURNED, SLICED, STEPPED = "plain", "turned", "sliced", "stepped"
 INSTALL = "install the torch_npu that fits this torch (pip install torch_npu), on a host with an NPU, its driver and CANN"
 
 
@@ -73,9 +75,15 @@ class Operators:
         self.calls.clear()
         yield self.calls
 
-    def place(self, value: torch.Tensor) -> torch.Tensor:
-        """The tensor on the device with its strides, which `to` would not keep where they leave gaps; gradients flow back."""
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=self.device).copy_(value)
+    def place(self, value: torch.Tensor, lay: str = PLAIN) -> torch.Tensor:
+        """The tensor on the device, its memory laid out as asked (see LAYS); gradients flow back to `value`."""
+        if lay == TURNED and value.dim() > 1:
+            return value.transpose(-1, -2).contiguous().to(self.device).transpose(-1, -2)
+        moved = value.to(self.device)
+        if lay == PLAIN or not value.dim():
+            return moved
+        wide = torch.stack((moved, moved + 1), -1).flatten(-2) if lay == STEPPED else torch.cat((moved, moved + 1), -1)
+        return wide[..., ::2] if lay == STEPPED else wide[..., : value.shape[-1]]
 
 
 REAL = Operators()

@@ -116,6 +116,28 @@ def test_what_the_real_wheel_can_not_differentiate_gives_no_gradient(name: str) 
     assert torch.is_grad_enabled()
 
 
+@settings(deadline=None, max_examples=40)
+@given(seeds, dtypes, st.integers(1, 5), st.integers(2, 9), st.sampled_from(["mean", "sum", "none"]), st.booleans())
+def test_cross_entropy_is_its_formula(seed: int, dtype: torch.dtype, rows: int, classes: int, reduction: str, weighted: bool) -> None:
+    target = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(seed))
+    weight = random(seed + 2, classes).abs() + 0.1 if weighted and reduction != "mean" else None
+
+    def formula(x: torch.Tensor) -> torch.Tensor:
+        scale = torch.ones(classes).double() if weight is None else weight.double()
+        each = torch.stack([(x[i].exp().sum().log() - x[i, t]) * scale[t] for i, t in enumerate(target.tolist())])
+        return each if reduction == "none" else (each.mean() if reduction == "mean" else each.sum()).reshape(1)
+
+    loss = OPERATORS["npu_cross_entropy_loss"]
+    check(lambda x: loss(x, target, weight, reduction)[0], formula, seed, random(seed, rows, classes, dtype=dtype))
+
+
+def test_the_log_of_probabilities_that_cross_entropy_gives_carries_no_gradient() -> None:
+    x = random(1, 3, 5).requires_grad_()
+    found = OPERATORS["npu_cross_entropy_loss"](x, torch.tensor([0, 1, 4]))
+    assert torch.allclose(found[1], torch.log_softmax(x, 1), rtol=1e-6)
+    assert [t.requires_grad for t in found] == [True, False, False, False]
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "float64 norm": (lambda: OPERATORS["npu_rms_norm"](random(1, 2, 8).double(), random(2, 8).double()), "float64"),
     "gamma of another 16-bit dtype": (lambda: OPERATORS["npu_rms_norm"](random(1, 2, 8).half(), random(2, 8).bfloat16()), "gamma is"),
@@ -136,6 +158,19 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "odd swiglu": (lambda: OPERATORS["npu_swiglu"](random(1, 2, 7)), "must be even"),
     "integer swiglu": (lambda: OPERATORS["npu_swiglu"](torch.ones(2, 8, dtype=torch.int32)), "int32"),
+    "classes that aren't there": (lambda: OPERATORS["npu_cross_entropy_loss"](random(1, 2, 4), torch.tensor([0, -100])), "class outside"),
+    "a gradient of smoothed labels": (
+        lambda: OPERATORS["npu_cross_entropy_loss"](random(1, 2, 4).requires_grad_(), torch.tensor([0, 1]), label_smoothing=0.1),
+        "label_smoothing has no gradient",
+    ),
+    "a gradient of a weighted mean": (
+        lambda: OPERATORS["npu_cross_entropy_loss"](random(1, 2, 4).requires_grad_(), torch.tensor([0, 1]), random(2, 4).abs()),
+        "only with every argument at its default",
+    ),
+    "a loss without a reduction that exists": (
+        lambda: OPERATORS["npu_cross_entropy_loss"](random(1, 2, 4), torch.tensor([0, 1]), reduction="median"),
+        "median",
+    ),
     "swiglu over a dimension that isn't there": (lambda: OPERATORS["npu_swiglu"](random(1, 2, 8), 2), "out of range"),
 }
 

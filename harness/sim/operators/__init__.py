@@ -16,6 +16,7 @@ import torch
 from .attention import npu_fusion_attention, npu_fusion_attention_grad
 from .dense import npu_rms_norm, npu_rotary_mul, npu_swiglu
 from .grouped_matmul import npu_grouped_matmul
+from .loss import npu_cross_entropy_loss
 from .refusal import NotInReference, OperatorRefused
 from .routing import npu_moe_init_routing_v2, npu_moe_token_permute, npu_moe_token_unpermute
 
@@ -23,6 +24,7 @@ Operator = Callable[..., Any]
 
 # Whether the real wheel registers an autograd kernel (harness/sim/surface compares this with the wheel).
 DIFFERENTIABLE: Mapping[str, bool] = {
+    "npu_cross_entropy_loss": True,
     "npu_fusion_attention": True,
     "npu_fusion_attention_grad": False,
     "npu_grouped_matmul": False,
@@ -62,6 +64,7 @@ def _called_as_the_real_one(operator: Operator) -> Operator:
 OPERATORS: Mapping[str, Operator] = {
     operator.__name__: _called_as_the_real_one(operator)
     for operator in (
+        npu_cross_entropy_loss,
         npu_fusion_attention,
         npu_fusion_attention_grad,
         npu_grouped_matmul,

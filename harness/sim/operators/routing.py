@@ -100,8 +100,8 @@ def npu_moe_init_routing_v2(
     require(x.dim() == 2 and expert_idx.dim() == 2, name, "x and expert_idx must have 2 dimensions")
     require(len(x) == len(expert_idx), name, "the first dim of expert_idx and x should be the same")
     require_same_device(name, x, expert_idx=expert_idx, scale=scale)
-    if quant_mode != -1 or drop_pad_mode != 0 or x_dtype is not None or active_num > 0:
-        raise NotInReference(f"{name}: the reference knows quant_mode -1, drop_pad_mode 0, no x_dtype and active_num -1 or 0.")
+    if quant_mode != -1 or drop_pad_mode != 0 or x_dtype is not None or 0 < active_num < expert_idx.numel():
+        raise NotInReference(f"{name}: the reference knows quant_mode -1, drop_pad_mode 0, no x_dtype and active_num -1, 0 or all slots.")
     require(offset is None, name, "offset belongs to quantisation")
     require(expert_tokens_num_flag, name, "expert_tokens_num_flag only supports True")
     require(expert_tokens_num_type in (1, 2), name, f"expert_tokens_num_type is {expert_tokens_num_type}; supported: 1, 2")

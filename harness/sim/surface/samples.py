@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 OPERATORS = (
+    "npu_cross_entropy_loss",
     "npu_fusion_attention",
     "npu_fusion_attention_grad",
     "npu_grouped_matmul",
@@ -38,18 +39,59 @@ def calls(device: str) -> Mapping[str, Call]:
         "rms_norm of float32": ("npu_rms_norm", [zeros(2, 8, dtype=torch.float32), zeros(8, dtype=torch.float32)], {}),
         "rms_norm over two dimensions": ("npu_rms_norm", [zeros(2, 3, 4, 8), zeros(4, 8)], {}),
         "rotary": ("npu_rotary_mul", [zeros(1, 2, 3, 8), zeros(1, 1, 3, 8), zeros(1, 1, 3, 8)], {}),
+        "rotary, interleaved": (
+            "npu_rotary_mul",
+            [zeros(2, 3, 4, 8), zeros(1, 3, 1, 8), zeros(1, 3, 1, 8)],
+            {"rotary_mode": "interleave"},
+        ),
         "swiglu": ("npu_swiglu", [zeros(2, 3, 8)], {"dim": -1}),
         "swiglu over the middle": ("npu_swiglu", [zeros(2, 6, 8)], {"dim": 1}),
         "grouped rows": ("npu_grouped_matmul", [[zeros(6, 8)], [zeros(2, 8, 3)]], rows),
         "grouped rows, list": ("npu_grouped_matmul", [[zeros(6, 8)], [zeros(8, 3), zeros(8, 3)]], rows),
         "grouped reduction": ("npu_grouped_matmul", [[zeros(6, 8).T], [zeros(6, 3)]], reduction),
         "ungrouped": ("npu_grouped_matmul", [[zeros(6, 8), zeros(2, 5)], [zeros(8, 3), zeros(5, 4)]], {"group_type": -1}),
+        "grouped rows, bias": (
+            "npu_grouped_matmul",
+            [[zeros(6, 8)], [zeros(8, 3), zeros(8, 3)]],
+            {**rows, "split_item": 3, "bias": [zeros(3, dtype=torch.float32), zeros(3, dtype=torch.float32)]},
+        ),
+        "grouped rows, cumulative": (
+            "npu_grouped_matmul",
+            [[zeros(6, 8)], [zeros(2, 3, 8).transpose(1, 2)]],
+            {**rows, "group_list_type": 0, "group_list": counts(2, 6)},
+        ),
+        "grouped rows of many": (
+            "npu_grouped_matmul",
+            [[zeros(2, 8), zeros(4, 8)], [zeros(8, 3), zeros(8, 3)]],
+            {"group_type": 0, "split_item": 2, "group_list": counts(2, 6)},
+        ),
+        "whole numbers, one to many": (
+            "npu_grouped_matmul",
+            [[zeros(6, 8)], [zeros(8, 3), zeros(8, 5)]],
+            {"split_item": 1, "group_list": [2, 6]},
+        ),
+        "whole numbers, one to one": (
+            "npu_grouped_matmul",
+            [[zeros(6, 8)], [zeros(8, 3), zeros(8, 3)]],
+            {"split_item": 3, "group_list": [2, 6]},
+        ),
+        "ungrouped, deep": (
+            "npu_grouped_matmul",
+            [[zeros(2, 3, 8), zeros(2, 4, 5)], [zeros(8, 3), zeros(5, 4)]],
+            {"group_type": -1, "split_item": 0},
+        ),
         "permute": ("npu_moe_token_permute", [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32, device=device)], {}),
         "permute, cut": (
             "npu_moe_token_permute",
             [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int64, device=device)],
             {"num_out_tokens": 4},
         ),
+        "permute, all but two": (
+            "npu_moe_token_permute",
+            [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32, device=device)],
+            {"num_out_tokens": -2},
+        ),
+        "permute, one choice": ("npu_moe_token_permute", [zeros(3, 8), torch.zeros(3, dtype=torch.int32, device=device)], {}),
         "unpermute": (
             "npu_moe_token_unpermute",
             [zeros(6, 8), torch.arange(6, dtype=torch.int32).to(device)],
@@ -61,6 +103,12 @@ def calls(device: str) -> Mapping[str, Call]:
         chosen = torch.zeros(3, 2, dtype=torch.int32, device=device)
         named = {**counted, "expert_tokens_num_type": kind, "active_expert_range": [1, 3]}
         found[f"init_routing, counts of type {kind}"] = ("npu_moe_init_routing_v2", [zeros(3, 8), chosen], named)
+    scaled: dict[str, Any] = {**counted, "expert_tokens_num_type": 1, "active_expert_range": [0, 4], "row_idx_type": 1, "active_num": 6}
+    scaled["scale"] = zeros(3, dtype=torch.float32)
+    found["init_routing, scaled"] = ("npu_moe_init_routing_v2", [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32, device=device)], scaled)
+    for how in ("mean", "sum", "none"):
+        target = torch.zeros(4, dtype=torch.int64, device=device)
+        found[f"cross entropy, {how}"] = ("npu_cross_entropy_loss", [zeros(4, 9), target], {"reduction": how})
     return {**found, **_attention(zeros)}
 
 
@@ -76,7 +124,14 @@ def _attention(zeros: Callable[..., torch.Tensor]) -> Mapping[str, Call]:
         statistics = zeros(*((5, 6, 8) if layout == "TND" else (2, 6, 4, 8)), dtype=torch.float32)
         saved = {"softmax_max": statistics, "softmax_sum": statistics, "attention_in": zeros(*query)}
         found[f"attention gradient {layout}"] = ("npu_fusion_attention_grad", [*inputs, zeros(*query), 6, layout], {**named, **saved})
+        narrow = [zeros(*query), zeros(*key), zeros(*_narrowed(key, layout))]
+        found[f"attention {layout}, narrow values"] = ("npu_fusion_attention", [*narrow, 6, layout], named)
     return found
+
+
+def _narrowed(key: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """The shape of values 4 wide to keys 8 wide."""
+    return (*key[:-1], 12 if layout in ("BSH", "SBH") else 4)
 
 
 def outcome(result: Any) -> list[Any]:
