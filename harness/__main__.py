@@ -15,6 +15,7 @@ from typing import Any
 
 from harness import report
 from harness.commands import PRELUDE, NotBuilt, documented_commands, shell_line
+from harness.door_benchmark import add_promote
 from harness.door_docs import add_docs
 from harness.door_doctor import add_doctor
 from harness.door_explain import add_explain
@@ -62,9 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     add_machine(commands)
     add_explain(commands)
     add_docs(commands)
+    promoted = add_promote(commands)
     examined = commands.add_parser("doctor", help="what keeps this host from NPU work, and what mends it")
     add_doctor(examined)
-    for command in (listed, shown, reported, imported, examined):
+    for command in (listed, shown, reported, imported, promoted, examined):
         command.add_argument("--json", action="store_true", help="for machines")
         command.add_argument("--root", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         command.add_argument("--matrix", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

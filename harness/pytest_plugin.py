@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.door_progress import LiveProgress
-from harness.errors import HarnessError, did_you_mean
+from harness.errors import HarnessError
 from harness.host import HostRequest, matrix_file, rehearsal_root
 from harness.interrupts import Interrupts
 from harness.mark_words import asked_for
@@ -19,13 +19,14 @@ from harness.mark_words import asked_for
 if TYPE_CHECKING:
     from harness.session import Session
 
-BUILT_SUITES = ("npu_matrix", "contract", "kernel_parity")
-PLANNED_SUITES = ("npu_benchmark",)
+SUITE_NAMES = ("npu_matrix", "contract", "kernel_parity", "npu_benchmark")
+# Those that start ms-swift on this host.
+RUNNING = ("npu_matrix", "npu_benchmark")
 MARKERS = {
     "npu_matrix": "cells of this host: one item is a (cell, stage)",
     "contract": "every command of every cell, parsed by the installed ms-swift's own argument classes; no model is loaded",
     "kernel_parity": "operators, patches and Triton kernels against plain torch in float64, forward and backward",
-    "npu_benchmark": "memory and throughput (not built yet)",
+    "npu_benchmark": "memory and throughput of cells, against their baselines",
     "swift": "starts or imports the real ms-swift; takes seconds to minutes",
     "alone": "measures time, so it runs beside no other test",
 }
@@ -37,6 +38,8 @@ OPTIONS = (
     "--device-hours", "--env-retries",
 )  # fmt: skip
 KERNEL_OPTIONS = ("--quick", "--kernel-case")
+# What both suites that start ms-swift heed.
+BENCHMARK_OPTIONS = ("--weights", "--launcher", "--rehearsal", "--deadline-scale")
 PLACES = ("--hardware", "--require-npu")
 
 
@@ -57,6 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     again = "run a cell again, N times at most, when a stage fails of its environment (1 on NPUs, 0 elsewhere)"
     group.addoption("--env-retries", type=int, default=None, metavar="N", help=again)
     group.addoption("--deadline-scale", type=float, default=1.0, metavar="X", help="multiply every deadline (slow machines, drills)")
+    group.addoption("--repeats", type=int, default=None, metavar="N", help="npu_benchmark: runs of each cell (6)")
     group.addoption("--quick", action="store_true", help="kernel_parity: draw fewer cases")
     group.addoption("--kernel-case", default=None, metavar="JSON", help="kernel_parity: one case, as a failure prints it")
 
@@ -64,26 +68,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    asked = asked_for(config.option.markexpr or "", (*BUILT_SUITES, *PLANNED_SUITES), _given(config))
+    asked = asked_for(config.option.markexpr or "", SUITE_NAMES, _given(config))
     suites = asked.suites
     _refuse_stray_options(config, suites)
     if not suites:
         return
-    for suite in suites:
-        if suite in PLANNED_SUITES:
-            raise pytest.UsageError(f"-m {suite}: this suite isn't built yet. {did_you_mean(suite, BUILT_SUITES)}")
-    if "npu_matrix" in suites and getattr(config.option, "numprocesses", None):
-        raise pytest.UsageError("-n: cells share devices and cores, so npu_matrix runs in one process. Use --jobs N instead.")
+    if {*RUNNING} & {*suites} and getattr(config.option, "numprocesses", None):
+        raise pytest.UsageError("-n: cells share devices and cores, so npu_matrix and npu_benchmark run in one process; see --jobs N.")
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         files = [str(repository(config) / "suites" / f"{suite}.py") for suite in suites]
         config.args[:] = [*files, *(config.args if config.option.markexpr and asked.others else ())]
     if hasattr(config, "workerinput"):
-        suites = tuple(s for s in suites if s != "npu_matrix")
+        suites = tuple(s for s in suites if s not in RUNNING)
     config.stash[SUITES] = suites
     if "kernel_parity" in suites:
         _open_kernels(config)
     if suites != ("kernel_parity",):
-        _open(config, runs="npu_matrix" in suites and not config.option.collectonly)
+        _open(config, runs=bool({*RUNNING} & {*suites}) and not config.option.collectonly)
+    if "npu_benchmark" in suites and not config.option.collectonly:
+        _open_benchmarks(config)
 
 
 def _open(config: pytest.Config, runs: bool) -> None:
@@ -103,6 +106,17 @@ def _open(config: pytest.Config, runs: bool) -> None:
         interrupts = Interrupts(session.hurry)
         interrupts.install()
         config.stash[INTERRUPTS] = interrupts
+
+
+def _open_benchmarks(config: pytest.Config) -> None:
+    from harness.door_benchmark import BENCHMARKS, REPEATS, BenchmarkDoor
+
+    repeats = REPEATS if config.option.repeats is None else config.option.repeats
+    try:
+        door = config.stash[BENCHMARKS] = BenchmarkDoor(config, config.stash[SESSION], repeats)
+    except HarnessError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.pluginmanager.register(door, "npu_matrix_benchmark")
 
 
 def _open_kernels(config: pytest.Config) -> None:
@@ -146,7 +160,7 @@ def _given(config: pytest.Config) -> tuple[str, ...]:
     """Suites whose files, or whose folder, pytest was given or was started in."""
     folder = (repository(config) / "suites").resolve()
     paths = [(config.invocation_params.dir / str(arg).split("::")[0]).resolve() for arg in config.args]
-    return tuple(s for s in BUILT_SUITES if any(path in (folder, folder / f"{s}.py") for path in paths))
+    return tuple(s for s in SUITE_NAMES if any(path in (folder, folder / f"{s}.py") for path in paths))
 
 
 def _refuse_stray_options(config: pytest.Config, suites: tuple[str, ...]) -> None:
@@ -154,8 +168,10 @@ def _refuse_stray_options(config: pytest.Config, suites: tuple[str, ...]) -> Non
     words = {str(arg).partition("=")[0] for arg in config.invocation_params.args}
     heeding: dict[str, tuple[str, ...]] = dict.fromkeys(OPTIONS, ("npu_matrix",))
     heeding.update(dict.fromkeys(KERNEL_OPTIONS, ("kernel_parity",)))
-    heeding.update(dict.fromkeys(PLACES, ("npu_matrix", "kernel_parity")))
-    heeding["--matrix"] = ("npu_matrix", "contract")
+    heeding.update(dict.fromkeys(BENCHMARK_OPTIONS, RUNNING))
+    heeding["--repeats"] = ("npu_benchmark",)
+    heeding.update(dict.fromkeys(PLACES, (*RUNNING, "kernel_parity")))
+    heeding["--matrix"] = (*RUNNING, "contract")
     stray = [option for option, heeds in heeding.items() if option in words and not set(heeds) & set(suites)]
     if stray:
         which = " or ".join(f"-m {suite}" for suite in heeding[stray[0]])
@@ -190,8 +206,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     try:
         ours.schedule([item.wanted for item in session.items if hasattr(item, "wanted")])
+        if "npu_benchmark" in session.config.stash.get(SUITES, ()):
+            _select_benchmarks(session)
     except (HarnessError, OSError) as error:
         pytest.exit(f"no cell could be started: {error} [blame environment]", returncode=pytest.ExitCode.TESTS_FAILED)
+
+
+def _select_benchmarks(session: pytest.Session) -> None:
+    from harness.door_benchmark import BENCHMARKS
+
+    session.config.stash[BENCHMARKS].select([item.question for item in session.items if hasattr(item, "question")])
 
 
 @pytest.hookimpl(hookwrapper=True)

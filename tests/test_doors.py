@@ -255,7 +255,7 @@ def test_what_asks_for_no_suite_runs_the_harnesss_own_tests_and_what_asks_for_on
 def test_what_would_be_heeded_by_nothing_is_refused(place: Place) -> None:
     for words, says in (
         (("--require-npu", "--jobs=2"), "--require-npu, --jobs: without -m npu_matrix"),
-        (("-m", "contract", "--require-npu"), "--require-npu: without -m npu_matrix or -m kernel_parity"),
+        (("-m", "contract", "--require-npu"), "--require-npu: without -m npu_matrix or -m npu_benchmark or -m kernel_parity"),
         ((*CPU, "--rehearsal", ""), "names no folder"),
     ):
         code, output = place.door(*words)
