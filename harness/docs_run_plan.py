@@ -55,7 +55,7 @@ class Fate(Word):
 class Unit:
     """One statement. `script`: as it runs, `text`: as the page has it. `port`: where it serves, or asks.
 
-    `leaves_adapter`: of a training; `converses`: of an inference that is fed a question.
+    `leaves_adapter`: of a training; `converses`: of an inference that is fed a question; `fills`: variables set to what a command prints.
     """
 
     statement: Statement
@@ -65,6 +65,7 @@ class Unit:
     leaves_adapter: bool = False
     converses: bool = False
     asked: str = ""
+    fills: tuple[str, ...] = ()
 
     @property
     def line(self) -> int:
@@ -330,7 +331,8 @@ def _unit(statement: Statement, script: str, commands: Sequence[Command], served
             port = next(iter(ports_asked([command])), 0)
             return Unit(statement, Kind.ASK, script, served.get(port, port), asked=asked)
     only_sets = all(_program(command) in ("", "cd", "unset", "set", *DECLARING) for command in mine if command.depth == 0)
-    return Unit(statement, Kind.SET if only_sets else Kind.SHELL, script)
+    fills = [name for command in mine for name, word in command.environment if command.depth == 0 and re.match(r"\$\(|`", word.text)]
+    return Unit(statement, Kind.SET if only_sets else Kind.SHELL, script, fills=tuple(fills) if only_sets else ())
 
 
 def _program(command: Command) -> str:

@@ -19,7 +19,6 @@ from harness.commands_page import (
 )
 from harness.docs_shell import Command, CommandKind, ShellWord
 from harness.model import Hardware, Word
-from harness.tiny import TINY_FAMILIES
 
 
 class Reason(Word):
@@ -57,17 +56,20 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class PageHost:
-    """What of this host the list depends on. `model_types`: a hub's id to ms-swift's model type, for every model that it knows."""
+    """What of this host the list depends on.
+
+    `model_types`: a hub's id to ms-swift's model type, for every model that it knows. `families`: model type to the tiny family of it.
+    """
 
     hardware: Hardware
     has_module: Callable[[str], bool]
     has_program: Callable[[str], bool]
     model_types: Mapping[str, str]
+    families: Mapping[str, str]
 
     def family_of(self, model_id: str) -> str:
         """The tiny family that stands in for a hub's model; "" where there is none, or the installed ms-swift knows no such model."""
-        wanted = self.model_types.get(model_id)
-        return next((name for name, family in TINY_FAMILIES.items() if family.model_type == wanted), "")
+        return self.families.get(self.model_types.get(model_id, ""), "")
 
 
 Given = Mapping[str, tuple[ShellWord, ...]]
