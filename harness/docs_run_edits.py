@@ -150,14 +150,14 @@ def applied(lines: Sequence[tuple[int, str]], edits: Sequence[Edit]) -> tuple[st
     first = lines[0][0]
     text = "\n".join(text for _, text in lines)
     made: list[Edit] = []
-    for edit in edits:
+    for edit in reversed(edits):  # each goes right behind its command, so that the first one comes to stand first
         begins = _offset(text, edit.line - first) if first <= edit.line <= lines[-1][0] and not edit.before else -1
         # Additions first: a command is found by its text, which the other edits change.
         at = text.find(edit.anchor, begins) if begins >= 0 else -1
         if at >= 0:
             end = at + len(edit.anchor)
             text = f"{text[:end]} {edit.after}{text[end:]}"
-            made.append(edit)
+            made.insert(0, edit)
     kept = dict(zip((number for number, _ in lines), text.split("\n"), strict=True))
     for edit in edits:
         match = _found(kept[edit.line], edit) if edit.before and edit.line in kept else None

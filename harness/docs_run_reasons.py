@@ -11,6 +11,7 @@ from harness.commands_page import (
     KNOWN,
     MODEL_FLAGS,
     NODES_VARIABLE,
+    OUTPUT_FLAGS,
     WINDOWS,
     packages_needed,
     publishes,
@@ -203,6 +204,8 @@ def _of_swift(command: Command, host: PageHost, made: Collection[str]) -> list[O
         for word in given.get(flag, ()):
             if word.text in host.model_types and not host.family_of(word.text):
                 found.append(Obstacle(Reason.NO_TINY_MODEL, word.line, word.text))
+    outside = [word for flag in OUTPUT_FLAGS for word in given.get(flag, ()) if word.text.startswith(("/", "~"))]
+    found += [Obstacle(Reason.CHANGES_HOST, word.line, f"writing to {word.text}") for word in outside]
     files = [word for flag in FILE_FLAGS for word in given.get(flag, ())]
     files += [word for word in given.get("--deepspeed", ()) if word.text.endswith(".json")]
     found += [Obstacle(Reason.OTHER_FILE, w.line, w.text) for w in files if "." in w.text and not _is_made(w.text, made)]
