@@ -36,7 +36,7 @@ class Ring:
             return self._letters[source, target, number]
 
     def run(self, work: Callable[[Seat], _Made]) -> list[_Made]:
-        """What `work` gives for each rank. Raises what a rank raised that didn't merely wait for another; RingBroken for letters left over."""
+        """What `work` gives for each rank. Raises what a rank raised that did not just wait for another, and for letters left over."""
         with ThreadPoolExecutor(self.size) as threads:
             pending = [threads.submit(self._work, work, seat) for seat in self.seats]
         errors = [error for one in pending if (error := one.exception()) is not None]
