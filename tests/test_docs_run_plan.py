@@ -174,6 +174,7 @@ def test_on_a_simulated_npu_devices_stay_as_many_as_there_are_ranks() -> None:
         ("tail -f train.log", Reason.WINDOW),
         ("sudo chmod 777 /dev/x", Reason.CHANGES_HOST),
         ("rm -rf ~/.cache/modelscope", Reason.CHANGES_HOST),
+        ("echo 'export A=1' >> ~/.bashrc", Reason.CHANGES_HOST),
         ("swift sft --model Qwen/Qwen3-8B --dataset a/b --output_dir /data/out", Reason.CHANGES_HOST),
         ("swift export --adapters out --push_to_hub true --hub_model_id a/b", Reason.PUBLISHES),
     ],
@@ -197,6 +198,7 @@ def test_curl_may_be_missing_on_a_host() -> None:
         "python -c 'import jsno'",
         "curl http://127.0.0.1:8000/v1/models",
         "rm -rf output",
+        "ls > /dev/null 2>&1",
         "swift sft --model Qwen/Qwen3-8B --dataset a/b --deepspeed zero2 --report_to none",
     ],
 )
