@@ -59,7 +59,7 @@ def first_lost(value: torch.Tensor) -> torch.Tensor:
 RMS, ROTARY, SWIGLU, LOSS = "npu_rms_norm", "npu_rotary_mul", "npu_swiglu", "npu_cross_entropy_loss"
 GMM, PERMUTE, UNPERMUTE, ROUTING = "npu_grouped_matmul", "npu_moe_token_permute", "npu_moe_token_unpermute", "npu_moe_init_routing_v2"
 ATTENTION, GRADIENT = "npu_fusion_attention", "npu_fusion_attention_grad"
-ROWS, REDUCTION, LISTS = f"{GMM}_rows", f"{GMM}_reduction", f"{GMM}_lists"
+ROWS, LISTED, REDUCTION, LISTS = f"{GMM}_rows", f"{GMM}_listed", f"{GMM}_reduction", f"{GMM}_lists"
 
 
 def _ones(value: torch.Tensor) -> torch.Tensor:
@@ -176,7 +176,9 @@ GROUPED = (
     Fault(GMM, "the next group's weights", lambda op, a: op(weight=_next_weights(a)), ROWS),
     Fault(GMM, "groups without rows skipped", _rowless_skipped, ROWS),
     Fault(GMM, "square weights transposed", _square_turned, ROWS),
-    Fault(GMM, "bias lost", lambda op, a: op(bias=None), ROWS),
+    Fault(GMM, "bias lost", lambda op, a: op(bias=None), LISTED, "bf16"),
+    Fault(GMM, "biases in reverse", lambda op, a: op(bias=a["bias"] and a["bias"][::-1]), LISTED, "fp16"),
+    Fault(GMM, "the next group's weights", lambda op, a: op(weight=_next_weights(a)), LISTED, "bf16"),
     Fault(GMM, "the last row lost", lambda op, a: [torch.cat((y[:-1], torch.zeros_like(y[-1:]))) for y in op()], ROWS),
     Fault(GMM, "NaN swallowed", lambda op, a: op(x=[x.nan_to_num() for x in a["x"]]), ROWS),
     Fault(GMM, "summed in bfloat16", lambda op, a: [y.bfloat16().float() for y in op()], ROWS),
@@ -185,10 +187,10 @@ GROUPED = (
     Fault(GMM, "garbage for a group without rows", lambda op, a: [_unset(y, _counts(a)) for y in op()], REDUCTION),
     Fault(GMM, "one group's product for all", lambda op, a: [y[:1].expand_as(y) for y in op()], REDUCTION),
     Fault(GMM, "square products transposed", lambda op, a: [_turned(y) for y in op()], REDUCTION),
-    Fault(GMM, "bias lost", lambda op, a: op(bias=None), LISTS),
-    Fault(GMM, "bias of the first for all", lambda op, a: op(bias=_first_bias(a)), LISTS),
-    Fault(GMM, "sizes in reverse", lambda op, a: _grouped(op, a, _counts(a)[::-1]) if a["group_list"] is not None else op(), LISTS),
-    Fault(GMM, "one tensor too few", lambda op, a: op()[:-1] if len(op()) > 1 else op(), LISTS),
+    Fault(GMM, "bias lost", lambda op, a: op(bias=None), LISTS, "fp16"),
+    Fault(GMM, "bias of the first for all", lambda op, a: op(bias=_first_bias(a)), LISTS, "fp16"),
+    Fault(GMM, "sizes in reverse", lambda op, a: _grouped(op, a, _counts(a)[::-1]) if a["group_list"] is not None else op(), LISTS, "fp16"),
+    Fault(GMM, "one tensor too few", lambda op, a: op()[:-1] if len(op()) > 1 else op(), LISTS, "fp16"),
 )
 
 
