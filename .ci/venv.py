@@ -1,6 +1,6 @@
 """Make one virtual environment for a set of extras, reuse it while the requirements stay the same, and run a command in it.
 
-    python .ci/venv.py swift,dev -- pytest -m npu_matrix
+    python .ci/venv.py swift,kernels,dev -- pytest -m npu_matrix
 
 tox recreates an environment folder that two of its environments share, and the real packages weigh gigabytes: so tox's own
 environments stay empty and call this. The folder's name is a hash of what pyproject.toml asks for and of the interpreter.

@@ -23,9 +23,11 @@ from harness.door_machine import add_machine
 from harness.errors import EvidenceError, HarnessError, did_you_mean
 from harness.matrix_quarantine import refuse_dates
 from harness.model import Cell, Hardware, Matrix, Weights
+from harness.parity_store import import_dir as import_parity
+from harness.parity_store import load_all as load_parity
 from harness.rules import applicable_stages, proof_gap, required_stages, rule_for
 from harness.session import open_store, parse_day, read_matrix
-from harness.store import utc_now
+from harness.store import ImportCounts, utc_now
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,7 +178,7 @@ def _report(args: argparse.Namespace, matrix: Matrix) -> int:
         return 1 if differences else 0
     written = [str(path.relative_to(args.root)) for path in report.write_report(args.root, matrix, store, as_of)]
     marks = report.count_marks(matrix, store, as_of)
-    refused = [str(error) for error in report.current_table(matrix, store, as_of)[1]]
+    refused = [str(error) for error in (*report.current_table(matrix, store, as_of)[1], *load_parity(args.root)[1])]
     if args.json:
         print(json.dumps({"written": written, "marks": dict(sorted(marks.items())), "refused": refused}, ensure_ascii=False, indent=1))
     else:
@@ -187,7 +189,14 @@ def _report(args: argparse.Namespace, matrix: Matrix) -> int:
 
 
 def _import(args: argparse.Namespace, matrix: Matrix) -> int:
-    counts = open_store(args.root).import_dir(args.dir)
+    parity = import_parity(args.root, args.dir)
+    try:
+        counts = open_store(args.root).import_dir(args.dir)
+    except EvidenceError:  # there is nothing else to import
+        if parity == ImportCounts(0, 0, 0, ()):
+            raise
+        counts = ImportCounts(0, 0, 0, ())
+    counts = counts.plus(parity)
     if args.json:
         refused = [str(error) for error in counts.refused]
         print(json.dumps({"added": counts.added, "current": counts.current, "same": counts.same, "refused": refused}, indent=1))

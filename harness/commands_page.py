@@ -59,6 +59,14 @@ _PACKAGES: Mapping[str, Mapping[str, str]] = {
     "--use_vllm": {"": "vllm"},
     "--use_liger_kernel": {"": "liger_kernel"},
     "--use_ray": {"": "ray"},
+    "--use_galore": {"": "galore_torch"},
+    "--tuner_backend": {"unsloth": "unsloth"},
+    "--tuner_type": {"reft": "pyreft"},
+    "--eval_use_evalscope": {"": "evalscope"},
+    "--to_mcore": {"": "megatron"},
+    "--to_hf": {"": "megatron"},
+    "--mcore_model": {"": "megatron"},
+    "--to_ollama": {"": "ollama"},
 }
 _OFF = ("false", "False", "0", "none")
 

@@ -45,6 +45,18 @@ RENAMED = {
     "--lora_dropout_p": "--lora_dropout",
     "--batch_size": "--per_device_train_batch_size",
     "--ckpt_dir": "--adapters",
+    # Megatron's own names, which ms-swift 3 kept.
+    "--save": "--output_dir",
+    "--load": "--mcore_model",
+    "--adapter_load": "--mcore_adapter",
+    "--ref_load": "--mcore_ref_model",
+    "--ref_adapter_load": "--mcore_ref_adapter",
+    "--save_interval": "--save_steps",
+    "--eval_interval": "--eval_steps",
+    "--log_interval": "--logging_steps",
+    "--max_epochs": "--num_train_epochs",
+    "--num_workers": "--dataloader_num_workers",
+    "--no_initialization": "--perform_initialization",
 }
 CLOSE = 0.75
 

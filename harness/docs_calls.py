@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.docs_page import Page
 from harness.docs_shell import Command, CommandKind, Script, ShellFault, ShellWord, Value, read_shell
@@ -18,6 +18,7 @@ _BEGINS = re.compile(
 _NAMED = re.compile(r"\s*[A-Z][A-Z0-9_]*=|\s*(?:swift|megatron|accelerate|torchrun)\b")
 _SCRIPT = re.compile(r"(?:.*/)?swift/cli/(?P<megatron>_megatron/)?(?P<name>\w+)\.py|[$<].*swift.*/(?P<other>\w+)\.py", re.IGNORECASE)
 _MODULE = re.compile(r"swift\.cli\.(?P<megatron>_megatron\.)?(?P<name>\w+)")
+_PROGRAMS = {"swift", "megatron"}
 _CONFIGURATION = re.compile(r".*\.(?:ya?ml|json)")
 _PLACEHOLDER = re.compile(
     r"<[^<>]+>|\{[^{}\"':,]+\}|\[[^\[\]\"',\d]+\]|(?<![A-Za-z])[xX]{2,}(?![A-Za-z])|\.{3}|…|\*\*|(?i:your)(?:[_-]|\b)"
@@ -61,14 +62,19 @@ class Call:
 
 
 def shell_of(page: Page) -> Script:
-    """All commands of a page, in order, variables of one block serving those below it; blocks of other languages are left out."""
+    """All commands of a page, in order, variables of one block serving those below it."""
     commands: list[Command] = []
     faults: list[ShellFault] = []
     variables: dict[str, Value | None] = {}
-    blocks = [(fence.body, language_of(fence.language)) for fence in page.fences if fence.body]
-    blocks = [(body, language) for body, language in blocks if language in _SHELLS or not language]
-    unfenced = [(block, "") for block in _unfenced(page.prose)]
-    for body, language in sorted([*blocks, *unfenced], key=lambda block: block[0][0][0]):
+    blocks: list[tuple[Sequence[tuple[int, str]], str]] = [(block, "") for block in _unfenced(page.prose)]
+    for fence in page.fences:
+        language = language_of(fence.language)
+        if language in _SHELLS or not language:
+            blocks += [(fence.body, language)] if fence.body else []
+        else:
+            # Commands are often shown in blocks that are said to be Python or text.
+            blocks += [(block, "") for block in _unfenced(fence.body)]
+    for body, language in sorted(blocks, key=lambda block: block[0][0][0]):
         script = read_shell(body, variables)
         variables = dict(script.variables)
         commands += script.commands
@@ -116,15 +122,23 @@ def call_of(command: Command) -> Call | None:
         return _started(words, at, "", ())
     if command.kind in (CommandKind.ACCELERATE, CommandKind.TORCHRUN, CommandKind.DEEPSPEED):
         first = 2 if command.kind is CommandKind.ACCELERATE else 1
-        at = next((i for i, word in enumerate(words) if i >= first and (word.text in ("-m", "--module") or word.text.endswith(".py"))), -1)
+        at = next((i for i, word in enumerate(words) if i >= first and _starts(word)), -1)
         return _started(words, at, words[0].text.rpartition("/")[2], words[first : max(at, first)]) if at > 0 else None
     return None
+
+
+def _starts(word: ShellWord) -> bool:
+    """Whether a launcher's flags end here: at a script, -m, or the program that is a script itself."""
+    return word.text in ("-m", "--module") or word.text.endswith(".py") or word.text.rpartition("/")[2] in _PROGRAMS
 
 
 def _started(words: Sequence[ShellWord], at: int, launcher: str, launch: Sequence[ShellWord]) -> Call | None:
     """What the script (or, behind -m, the module) at a place of the words is, if it is ms-swift's."""
     if at >= len(words):
         return None
+    if (program := words[at].text.rpartition("/")[2]) in _PROGRAMS:
+        call = _call(program, words[at + 1 :], words[at].line)
+        return call and replace(call, launcher=launcher, launch=segments_of(launch))
     is_module = not words[at].text.endswith(".py")
     at += is_module
     found = (_MODULE if is_module else _SCRIPT).fullmatch(words[at].text) if at < len(words) else None
@@ -134,7 +148,7 @@ def _started(words: Sequence[ShellWord], at: int, launcher: str, launch: Sequenc
     name = found["name"] or found["other"]
     if name == "main":
         call = _call(program, words[at + 1 :], words[at].line)
-        return call and Call(call.program, call.name, call.segments, call.line, launcher, segments_of(launch))
+        return call and replace(call, launcher=launcher, launch=segments_of(launch))
     subcommand = ShellWord(name, words[at].line)
     return Call(program, subcommand, segments_of(words[at + 1 :]), words[at].line, launcher, segments_of(launch))
 

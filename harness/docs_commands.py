@@ -9,6 +9,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from harness import contract
@@ -23,8 +24,6 @@ from harness.swift_parsers import ARGUMENT_CLASSES, imported, judged, launcher_p
 _CLASSES = {"swift": ARGUMENT_CLASSES, "megatron": MEGATRON_CLASSES}
 LAUNCHERS = {"accelerate": "accelerate launch", "torchrun": "torchrun"}
 _ROUTES = {"swift": "swift.cli.main", "megatron": "swift.cli._megatron.main"}
-# What ms-swift takes, but hardly as it was meant: told, and no fault.
-_TAKEN = {FindingKind.ABBREVIATION, FindingKind.REPEATED}
 _VALUES = {FindingKind.CHOICE, FindingKind.VALUE, FindingKind.OTHER}
 _WHOLE_LIST = 12
 _CLOSE = 0.8
@@ -70,6 +69,8 @@ def _of_call(call: Call, made: set[str]) -> Iterator[Finding]:
         if not any(segment.name == "--config" for segment in call.segments):
             yield Finding(call.line, Kind.COMMAND, "`megatron rlhf --use_ray true` is given no --config", "Name the file of settings.")
         return
+    call, swallowed = _without_next(call)
+    yield from swallowed
     ignored = {FindingKind.UNKNOWN, FindingKind.STRAY} if _is_set(call, "--ignore_args_error") else set()
     for segment in call.segments:
         yield from _of_segment(segment, f"{call.program} {call.subcommand}", ignored)
@@ -93,6 +94,18 @@ def _no_subcommand(call: Call, routes: Iterable[str]) -> Finding:
 def _is_set(call: Call, flag: str) -> bool:
     given = next((segment for segment in call.segments if segment.name == flag), None)
     return given is not None and not (given.values and given.values[0].text.lower() == "false")
+
+
+def _without_next(call: Call) -> tuple[Call, list[Finding]]:
+    """The call without the command below it, which a backslash too many has made words of it."""
+    for place, segment in enumerate(call.segments):
+        for at, (word, behind) in enumerate(zip(segment.values, segment.values[1:], strict=False)):
+            if word.text in _CLASSES and behind.text in _CLASSES[word.text] and word.line > call.line:
+                told = f"`{word.text} {behind.text}` is read as words of the `{call.program} {call.subcommand}` above it"
+                found = Finding(word.line, Kind.COMMAND, told, "Remove the backslash at the end of the line before.")
+                kept = (*call.segments[:place], Segment(segment.flag, segment.values[:at]))
+                return replace(call, segments=kept), [found]
+    return call, []
 
 
 def _repeated(call: Call) -> Iterator[Finding]:
@@ -126,30 +139,28 @@ def _not_made(call: Call, made: set[str]) -> Iterator[Finding]:
 def _of_segment(segment: Segment, who: str, ignored: Collection[FindingKind] = ()) -> Iterator[Finding]:
     """What the parser of `who` says of one flag with its values, in the words of the page."""
     guessed = any(not word.known or is_placeholder(word.text) for word in segment.words)
+    strays = 0
     for finding in _judged(who, tuple(word.text for word in segment.words)):
         if finding.kind in ignored or finding.kind is FindingKind.REQUIRED:
             continue
         if finding.kind in _VALUES and (guessed or _are_alternatives(finding, segment)):
             continue
-        if finding.kind is FindingKind.STRAY:
-            yield from _of_stray(finding, segment, who)
-        else:
+        if finding.kind is not FindingKind.STRAY:
             yield _told(finding, segment.words[0].line, who)
+        elif not strays:
+            # The words behind a stray one are usually its values.
+            told = list(_of_stray(finding, segment, who))
+            strays += len(told)
+            yield from told
 
 
 def _of_stray(finding: contract.Finding, segment: Segment, who: str) -> Iterator[Finding]:
     text = finding.message.partition(" belongs")[0].strip("'\"")
-    word = next((value for value in segment.values if value.text == text), None)
-    if word is None:
-        word = segment.words[-1]
+    word = next((value for value in segment.values if value.text == text), segment.words[-1])
     if not word.known or is_placeholder(word.text):
         return
     behind = f" (behind {segment.name})" if segment.name else ""
-    next_step = "Remove it, or put its flag before it."
-    if word.text in _CLASSES:
-        next_step = "If a new command begins here, remove the backslash at the end of the line before."
-    elif word.text[:1] in "-–—―－":
-        next_step = "Flags begin with two plain hyphens."
+    next_step = "Flags begin with two plain hyphens." if word.text[:1] in "-–—―－" else "Remove it, or put its flag before it."
     yield Finding(word.line, Kind.COMMAND, f"`{who}` gets the word {word.text[:60]!r}, which belongs to no flag{behind}", next_step)
 
 
@@ -165,10 +176,8 @@ def _are_alternatives(finding: contract.Finding, segment: Segment) -> bool:
 
 
 def _told(finding: contract.Finding, line: int, who: str) -> Finding:
-    note = finding.kind in _TAKEN
-    if finding.kind is FindingKind.ABBREVIATION and (count := _meant(who, finding.flag)) > 1:
-        told = f"`{who}` can't tell which of {count} flags {finding.flag} is short for"
-        return Finding(line, Kind.COMMAND, told, f"Write it in full: {finding.suggestion}?")
+    if finding.kind is FindingKind.ABBREVIATION:
+        return _of_abbreviation(finding.flag, line, who)
     if finding.kind is FindingKind.UNKNOWN:
         elsewhere = ", ".join(_owners(finding.flag, who.partition(" ")[0]))
         next_step = f"Perhaps {finding.suggestion}?" if finding.suggestion else f"Known to {elsewhere}." if elsewhere else "Remove it."
@@ -176,13 +185,25 @@ def _told(finding: contract.Finding, line: int, who: str) -> Finding:
     message, _, known = finding.message.partition("Known: ")
     message = message.partition(" Perhaps ")[0].rstrip(". ")
     choices = known.rstrip(".").split(", ") if known else []
-    if finding.suggestion and not note and choices:
+    if finding.suggestion and choices:
         next_step = f"Perhaps {finding.suggestion}?"
     elif choices:
         next_step = f"Known: {', '.join(choices[:_WHOLE_LIST])}{', ...' if len(choices) > _WHOLE_LIST else ''}."
     else:
-        next_step = f"Write {finding.suggestion}." if finding.suggestion else ""
-    return Finding(line, Kind.COMMAND, f"`{who}`: {message}", next_step, note)
+        next_step = ""
+    return Finding(line, Kind.COMMAND, f"`{who}`: {message}", next_step)
+
+
+def _of_abbreviation(flag: str, line: int, who: str) -> Finding:
+    """One that means one flag is taken, and so no fault; one that may mean several is refused."""
+    actions = _parser(who)._option_string_actions
+    meant = {action.dest: name for name, action in reversed(actions.items()) if name.startswith(flag)}
+    if len(meant) > 1:
+        told = f"`{who}` refuses {flag}, which may be short for {len(meant)} flags"
+        return Finding(line, Kind.COMMAND, told, f"Write it in full: {', '.join(sorted(meant.values())[:4])}?")
+    (name,) = meant.values()
+    told = f"`{who}` takes {flag} for {name}, until it gets another flag that begins so"
+    return Finding(line, Kind.COMMAND, told, f"Write {name}.", note=True)
 
 
 @lru_cache(maxsize=10_000)
@@ -202,11 +223,6 @@ def _parser(who: str) -> argparse.ArgumentParser:
 
 def _all_parsers() -> tuple[str, ...]:
     return tuple(f"{program} {subcommand}" for program, classes in _CLASSES.items() for subcommand in classes)
-
-
-def _meant(who: str, flag: str) -> int:
-    actions = _parser(who)._option_string_actions
-    return len({id(action) for name, action in actions.items() if name.startswith(flag)})
 
 
 def _owners(flag: str, program: str) -> list[str]:

@@ -122,7 +122,10 @@ class _Run:
         before = weights_under(self.shell.scratch.page)
         stdin = conversation((self.question,)) if unit.converses else None
         run = self.shell.run(unit, stdin)
-        return self._result(unit, judge_unit(unit, run, self.shell.scratch.page, before), began)
+        judged = judge_unit(unit, run, self.shell.scratch.page, before)
+        if judged.ok and (empty := [name for name in unit.fills if self.shell.is_empty(name)]):
+            judged = Judged(False, f"exit code 0, but ${empty[0]} is empty: what was to fill it printed nothing")
+        return self._result(unit, judged, began)
 
     def _result(self, unit: Unit, judged: Judged, began: float) -> UnitResult:
         excerpt = ""

@@ -32,8 +32,6 @@ from harness.commands_page import (
 from harness.docs_run_reasons import DECLARING, Given, PageHost, flags_of, is_hub_id, texts
 from harness.docs_shell import Command, CommandKind, ShellWord
 from harness.model import Hardware
-from harness.tiny_data import ROWS
-from harness.tiny_tokenizer import MAX_LENGTH
 
 FREE_PORT = "a free port, so that runs side by side don't meet"
 _SUBSET = re.compile(r"(?<!:):(?!:).*")
@@ -61,11 +59,15 @@ class Edit:
 
 @dataclass(frozen=True)
 class StandIns:
-    """Places of the tiny models (by id and family) and rows (by kind), and the free port for a documented one."""
+    """Places of the tiny models (by id and family) and rows (by kind), and the free port for a documented one.
+
+    `longest`: tokens that a tiny model reads.
+    """
 
     model: Callable[[str, str], str]
     rows: Mapping[str, str]
     port: Callable[[int], int]
+    longest: int
 
 
 def edits_of(command: Command, host: PageHost, stand_ins: StandIns, page: Mapping[int, str]) -> list[Edit]:
@@ -96,8 +98,8 @@ def edits_of(command: Command, host: PageHost, stand_ins: StandIns, page: Mappin
         name = word.text.partition("#")[0]
         if is_hub_id(_SUBSET.sub("", name)):
             rows = stand_ins.rows[rows_of(subcommand, values)]
-            put(flag, ShellWord(name, word.line), rows, f"{ROWS} made-up rows of the kind that the command reads")
-    changes = [*step_changes(subcommand, values), *device_changes(subcommand, host.hardware), *_shortened(given)]
+            put(flag, ShellWord(name, word.line), rows, "made-up rows of the kind that the command reads")
+    changes = [*step_changes(subcommand, values), *device_changes(subcommand, host.hardware), *_shortened(given, stand_ins.longest)]
     for change in [*changes, *(_served(given, stand_ins) if subcommand in SERVING else [])]:
         words, value = given.get(change.flag), (change.values or ("",))[0]
         if words is None:
@@ -148,14 +150,14 @@ def applied(lines: Sequence[tuple[int, str]], edits: Sequence[Edit]) -> tuple[st
     first = lines[0][0]
     text = "\n".join(text for _, text in lines)
     made: list[Edit] = []
-    for edit in edits:
+    for edit in reversed(edits):  # each goes right behind its command, so that the first one comes to stand first
         begins = _offset(text, edit.line - first) if first <= edit.line <= lines[-1][0] and not edit.before else -1
         # Additions first: a command is found by its text, which the other edits change.
         at = text.find(edit.anchor, begins) if begins >= 0 else -1
         if at >= 0:
             end = at + len(edit.anchor)
             text = f"{text[:end]} {edit.after}{text[end:]}"
-            made.append(edit)
+            made.insert(0, edit)
     kept = dict(zip((number for number, _ in lines), text.split("\n"), strict=True))
     for edit in edits:
         match = _found(kept[edit.line], edit) if edit.before and edit.line in kept else None
@@ -190,13 +192,13 @@ def _added(command: Command, change: Change) -> Edit:
     return Edit(command.line, "", " ".join(words), change.because, command.raw)
 
 
-def _shortened(given: Mapping[str, Sequence[ShellWord]]) -> list[Change]:
+def _shortened(given: Given, longest: int) -> list[Change]:
     words = given.get("--max_length", ())
-    longer = bool(words) and words[0].text.isdigit() and int(words[0].text) > MAX_LENGTH
-    return [Change("--max_length", (str(MAX_LENGTH),), "a tiny model reads no more")] if longer else []
+    longer = bool(words) and words[0].text.isdigit() and int(words[0].text) > longest
+    return [Change("--max_length", (str(longest),), "a tiny model reads no more")] if longer else []
 
 
-def _served(given: Mapping[str, Sequence[ShellWord]], stand_ins: StandIns) -> list[Change]:
+def _served(given: Given, stand_ins: StandIns) -> list[Change]:
     """Loopback and a free port, whether or not the page names any."""
     words = given.get("--port", ())
     named = words[0].text if words else str(DEFAULT_PORT)

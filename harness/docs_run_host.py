@@ -14,14 +14,17 @@ from harness.docs_run_edits import StandIns
 from harness.docs_run_reasons import PageHost
 from harness.errors import HarnessError, HostError
 from harness.model import Hardware
-from harness.tiny import make_datasets, make_tiny_model
+from harness.tiny import TINY_FAMILIES, make_datasets, make_tiny_model
+from harness.tiny_tokenizer import MAX_LENGTH
 
 _SPLIT_AT = frozenset(" \t\n'\"\\$`*?[](){}<>|&;~#!")
 
 
 def page_host(hardware: Hardware, search_path: str) -> PageHost:
     """Raises HostError where ms-swift is not installed beside this interpreter: its models are read from its files."""
-    return PageHost(hardware, has_module, lambda program: shutil.which(program, path=search_path) is not None, model_types())
+    # Of two families of one type the first is the ordinary one.
+    families = {family.model_type: name for name, family in reversed(list(TINY_FAMILIES.items()))}
+    return PageHost(hardware, has_module, lambda program: shutil.which(program, path=search_path) is not None, model_types(), families)
 
 
 def has_module(name: str) -> bool:
@@ -76,7 +79,7 @@ class Scratch:
 
     def stand_ins(self) -> StandIns:
         rows = {kind: str(self.root / "rows" / path.name) for kind, path in make_datasets(self.cache).items()}
-        return StandIns(lambda model_id, family: str(self.root / "models" / model_id), rows, self.port)
+        return StandIns(lambda model_id, family: str(self.root / "models" / model_id), rows, self.port, MAX_LENGTH)
 
     def lay_out(self, models: Mapping[str, str]) -> None:
         """Make the folder, with the tiny models (id to family) and rows. Raises HarnessError where it can't be written."""

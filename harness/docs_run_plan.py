@@ -23,7 +23,7 @@ from harness.commands_page import (
 )
 from harness.docs_page import Fence, Heading, Page
 from harness.docs_run_edits import Edit, StandIns, applied, documented_port, edits_of, ports_asked, url_edits
-from harness.docs_run_reasons import DECLARING, Obstacle, PageHost, Reason, flags_of, obstacles_of, texts
+from harness.docs_run_reasons import DECLARING, Obstacle, PageHost, Reason, flags_of, obstacles_of, texts, writes_outside
 from harness.docs_run_units import Statement, is_transcript, statements
 from harness.docs_shell import Command, CommandKind, read_shell
 from harness.errors import HarnessError, did_you_mean
@@ -55,7 +55,7 @@ class Fate(Word):
 class Unit:
     """One statement. `script`: as it runs, `text`: as the page has it. `port`: where it serves, or asks.
 
-    `leaves_adapter`: of a training; `converses`: of an inference that is fed a question.
+    `leaves_adapter`: of a training; `converses`: of an inference that is fed a question; `fills`: variables set to what a command prints.
     """
 
     statement: Statement
@@ -65,6 +65,7 @@ class Unit:
     leaves_adapter: bool = False
     converses: bool = False
     asked: str = ""
+    fills: tuple[str, ...] = ()
 
     @property
     def line(self) -> int:
@@ -203,8 +204,9 @@ def _read(shells: Sequence[Fence], host: PageHost) -> list[_Draft]:
 def _draft(fence: Fence, commands: tuple[Command, ...], host: PageHost, made: Collection[str]) -> _Draft:
     own = [command for command in commands if command.depth == 0]
     sets = {name for command in own for name, _ in command.environment if not command.words or command.words[0].text in DECLARING}
-    writes = {path for command in commands for path in _written(command)} | _redirected(fence.text)
+    writes = {path for command in commands for path in _written(command)} | _redirected(fence.text) | set(_FUNCTION.findall(fence.text))
     found = [obstacle for command in commands for obstacle in obstacles_of(command, host, {*made, *writes})]
+    found += writes_outside(fence.body)
     if is_transcript(fence.body) and not found:
         found = [Obstacle(Reason.TRANSCRIPT, fence.line, "the block")]
     ports = [documented_port(command) for command in commands]
@@ -221,6 +223,7 @@ def _draft(fence: Fence, commands: tuple[Command, ...], host: PageHost, made: Co
     )
 
 
+_FUNCTION = re.compile(r"^[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*\(\)", re.MULTILINE)
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -312,7 +315,8 @@ def _block(
         made += own
         units.append(_unit(statement, script, draft.commands, served))
     # Tuple order: what is written first on the page is told first.
-    return Block(number, draft.fence.line, section, tuple(units), tuple(made), fate, draft.obstacles, needs, because, pulled_in)
+    line = draft.fence.line or draft.fence.body[0][0]  # a script is a block without a fence
+    return Block(number, line, section, tuple(units), tuple(made), fate, draft.obstacles, needs, because, pulled_in)
 
 
 def _unit(statement: Statement, script: str, commands: Sequence[Command], served: Mapping[int, int]) -> Unit:
@@ -330,7 +334,8 @@ def _unit(statement: Statement, script: str, commands: Sequence[Command], served
             port = next(iter(ports_asked([command])), 0)
             return Unit(statement, Kind.ASK, script, served.get(port, port), asked=asked)
     only_sets = all(_program(command) in ("", "cd", "unset", "set", *DECLARING) for command in mine if command.depth == 0)
-    return Unit(statement, Kind.SET if only_sets else Kind.SHELL, script)
+    fills = [name for command in mine for name, word in command.environment if command.depth == 0 and re.match(r"\$\(|`", word.text)]
+    return Unit(statement, Kind.SET if only_sets else Kind.SHELL, script, fills=tuple(fills) if only_sets else ())
 
 
 def _program(command: Command) -> str:

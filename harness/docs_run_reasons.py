@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.commands_page import (
@@ -11,6 +12,7 @@ from harness.commands_page import (
     KNOWN,
     MODEL_FLAGS,
     NODES_VARIABLE,
+    OUTPUT_FLAGS,
     WINDOWS,
     packages_needed,
     publishes,
@@ -19,7 +21,6 @@ from harness.commands_page import (
 )
 from harness.docs_shell import Command, CommandKind, ShellWord
 from harness.model import Hardware, Word
-from harness.tiny import TINY_FAMILIES
 
 
 class Reason(Word):
@@ -35,6 +36,8 @@ class Reason(Word):
     ELIDED = "is not whole: ... stands in for a part of it"
     PLACEHOLDER = "has a placeholder that only a reader can fill in"
     TRANSCRIPT = "is what a terminal showed, not commands to paste"
+    NOT_SHELL = "is no command of a shell: code, output or prose"
+    FRAGMENT = "is flags without a command to run"
     OTHER_FILE = "reads a file that the page does not make"
     NO_TINY_MODEL = "needs a model that no tiny one stands in for"
     NO_TINY_FORM = "has no tiny form"
@@ -57,17 +60,23 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class PageHost:
-    """What of this host the list depends on. `model_types`: a hub's id to ms-swift's model type, for every model that it knows."""
+    """What of this host the list depends on.
+
+    `model_types`: a hub's id to ms-swift's model type, for every model that it knows. `families`: model type to the tiny family of it.
+    """
 
     hardware: Hardware
     has_module: Callable[[str], bool]
     has_program: Callable[[str], bool]
     model_types: Mapping[str, str]
+    families: Mapping[str, str]
 
     def family_of(self, model_id: str) -> str:
-        """The tiny family that stands in for a hub's model; "" where there is none, or the installed ms-swift knows no such model."""
-        wanted = self.model_types.get(model_id)
-        return next((name for name, family in TINY_FAMILIES.items() if family.model_type == wanted), "")
+        """The tiny family that stands in for a hub's model; "" where there is none, or the installed ms-swift knows no such model.
+
+        None stands in for a quantized one: it would prove nothing of what is asked of that.
+        """
+        return "" if _QUANTIZED.search(model_id) else self.families.get(self.model_types.get(model_id, ""), "")
 
 
 Given = Mapping[str, tuple[ShellWord, ...]]
@@ -97,6 +106,56 @@ _IMPORT = re.compile(r"(?:^|[;\n:])[ \t]*(?:import|from)[ \t]+([\w.]+(?:[ \t]*,[
 _NPU_MODULES = ("torch_npu", "vllm_ascend", "mindspeed", "acl", "te", "tbe")
 _ON_NPU = re.compile(r"torch\.npu\b|['\"]npu(?::\d+)?['\"]")
 _LOCAL_URL = re.compile(r"(?:https?://)?(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(?::|/|$)")
+# Beginnings of lines that a shell would run, and words that begin lines of Python.
+_PROGRAM = re.compile(r"[a-z.~/$][\w.+~/$@{}-]*|\[\[?|[{!:]")
+_PYTHON = ("from", "import", "def", "class", "return", "raise", "print", "with", "except", "assert")
+_USUAL = (
+    *("swift", "python", "curl", "megatron", "accelerate", "torchrun", "bash", "export", "unset", "source", "echo", "mkdir", "cat", "ls"),
+    *("cp", "mv", "rm", "cd", "head", "tail", "grep", "sleep", "wait", "printf", "touch"),
+)
+_BUILT_IN = (
+    *(
+        ".",
+        ":",
+        "[",
+        "[[",
+        "{",
+        "!",
+        "alias",
+        "bg",
+        "break",
+        "cd",
+        "command",
+        "continue",
+        "declare",
+        "echo",
+        "eval",
+        "exec",
+        "exit",
+        "export",
+    ),
+    *(
+        "false",
+        "fg",
+        "hash",
+        "jobs",
+        "kill",
+        "let",
+        "local",
+        "mapfile",
+        "popd",
+        "printf",
+        "pushd",
+        "pwd",
+        "read",
+        "readonly",
+        "return",
+        "set",
+    ),
+    *("shift", "shopt", "source", "test", "time", "trap", "true", "type", "typeset", "ulimit", "umask", "unalias", "unset", "wait"),
+)
+_QUANTIZED = re.compile(r"(?i)GPTQ|AWQ|Int[48]|FP8|BNB|HQQ|EETQ|-[48]bit")
+_OUTSIDE = re.compile(r">{1,2}[ \t]*(?:~|\$\{?HOME\}?|/(?!dev/(?:null|std)|tmp/))[\w./-]*")
 _HUB_ID = re.compile(r"(?:(?:HF|MS)::)?[\w-][\w.-]*/[\w.-]+")
 
 
@@ -126,9 +185,13 @@ def obstacles_of(command: Command, host: PageHost, made: Collection[str]) -> lis
     program = command.words[0].text.rpartition("/")[2] if command.words else ""
     if program in _PROGRAMS:
         return [Obstacle(_PROGRAMS[program], command.line, _shown(command))]
+    if command.kind is CommandKind.FLAGS:
+        return [Obstacle(Reason.FRAGMENT, command.line, command.words[0].text[:60])]
+    if _is_no_shell(command):
+        return [Obstacle(Reason.NOT_SHELL, command.line, command.raw.strip().split("\n")[0][:60])]
     if command.elided and program != "cd":  # docs_shell takes the two dots of `cd ..` for an elision too
         return [Obstacle(Reason.ELIDED, command.line, _shown(command))]
-    found = _of_words(command, program) + (_of_program(command, program, host) if program else [])
+    found = _of_words(command, program) + (_of_program(command, program, host, made) if program else [])
     if command.kind is CommandKind.SWIFT:
         found += _of_swift(command, host, made)
     else:
@@ -138,8 +201,24 @@ def obstacles_of(command: Command, host: PageHost, made: Collection[str]) -> lis
     return list(dict.fromkeys(found))
 
 
+def writes_outside(body: Sequence[tuple[int, str]]) -> list[Obstacle]:
+    """Output that goes into files of the host, such as ~/.bashrc."""
+    found = [(number, _OUTSIDE.search(text)) for number, text in body if not text.lstrip().startswith("#")]
+    return [Obstacle(Reason.CHANGES_HOST, number, match[0]) for number, match in found if match]
+
+
 def _shown(command: Command) -> str:
     return " ".join(word.text for word in command.words[:2]) or command.raw.split("\n")[0][:60]
+
+
+def _is_no_shell(command: Command) -> bool:
+    """Whether a line can't have been meant for a shell. One that is close to a program that pages run may be a slip of it: that is run."""
+    if not command.words or command.words[0].quoted:
+        return False
+    first, *others = (word.text for word in command.words[:2])
+    if others[:1] == ["="] or first in _PYTHON:
+        return True
+    return not _PROGRAM.fullmatch(first) and not difflib.get_close_matches(first.lower(), _USUAL, n=1, cutoff=0.7)
 
 
 def _of_words(command: Command, program: str) -> list[Obstacle]:
@@ -158,7 +237,14 @@ def _of_words(command: Command, program: str) -> list[Obstacle]:
     return found
 
 
-def _of_program(command: Command, program: str, host: PageHost) -> list[Obstacle]:
+def _lacks(command: Command, program: str, host: PageHost, made: Collection[str]) -> bool:
+    """Whether a program is one that this host lacks. What is close to a usual one may be a slip of the page: it is run, and fails."""
+    if not command.words[0].known or program in _BUILT_IN or program in made or "/" in command.words[0].text or host.has_program(program):
+        return False
+    return program in _MAY_LACK or not difflib.get_close_matches(program, _USUAL, n=1, cutoff=0.7)
+
+
+def _of_program(command: Command, program: str, host: PageHost, made: Collection[str]) -> list[Obstacle]:
     line, words = command.line, [word.text for word in command.words]
     if re.search(r"\bsudo\b", command.raw.partition(program)[0]):
         return [Obstacle(Reason.CHANGES_HOST, line, f"sudo {_shown(command)}")]
@@ -166,7 +252,7 @@ def _of_program(command: Command, program: str, host: PageHost) -> list[Obstacle
         return [Obstacle(Reason.CHANGES_HOST, line, " ".join(words[:4]))]
     if program == "tail" and any(word in ("-f", "-F", "--follow") for word in words):
         return [Obstacle(Reason.WINDOW, line, _shown(command))]
-    if program in _MAY_LACK and not host.has_program(program):
+    if _lacks(command, program, host, made):
         return [Obstacle(Reason.LACKS_PROGRAM, line, program)]
     if program == "megatron" and not host.has_module("megatron"):
         return [Obstacle(Reason.LACKS_PACKAGE, line, f"{_shown(command)} (megatron)")]
@@ -201,6 +287,8 @@ def _of_swift(command: Command, host: PageHost, made: Collection[str]) -> list[O
         for word in given.get(flag, ()):
             if word.text in host.model_types and not host.family_of(word.text):
                 found.append(Obstacle(Reason.NO_TINY_MODEL, word.line, word.text))
+    outside = [word for flag in OUTPUT_FLAGS for word in given.get(flag, ()) if word.text.startswith(("/", "~"))]
+    found += [Obstacle(Reason.CHANGES_HOST, word.line, f"writing to {word.text}") for word in outside]
     files = [word for flag in FILE_FLAGS for word in given.get(flag, ())]
     files += [word for word in given.get("--deepspeed", ()) if word.text.endswith(".json")]
     found += [Obstacle(Reason.OTHER_FILE, w.line, w.text) for w in files if "." in w.text and not _is_made(w.text, made)]
@@ -218,6 +306,8 @@ def _of_files(command: Command, program: str, made: Collection[str]) -> list[Obs
         wanted = [word for word in words[:1] if word.known and not _is_made(word.text, made)]
     elif command.kind in (CommandKind.PYTHON, CommandKind.ACCELERATE, CommandKind.TORCHRUN, CommandKind.DEEPSPEED):
         wanted = [word for word in words if word.text.endswith(".py") and not _is_made(word.text, made)][:1]
+    elif program == "make":
+        wanted = [] if _is_made("Makefile", made) else [command.words[0]]
     elif program.endswith(".sh"):
         wanted = [] if _is_made(command.words[0].text, made) else [command.words[0]]
     else:

@@ -37,6 +37,8 @@ def aborted_at_exit(log: str, exit_code: int | None) -> bool:
 def reply_to(url: str, printed: str) -> tuple[bool, str]:
     """(whether what curl printed is an answer of the kind that `url` asks for, the answer or what is wrong with it)."""
     documents = list(_documents(printed))
+    if refusal := next((document for document in documents if _refuses(document)), None):
+        return False, f"the server refused it: {json.dumps(refusal, ensure_ascii=False)[:200]}"
     path = url.partition("?")[0].rstrip("/")
     if path.endswith("/models"):
         names = [str(m.get("id")) for d in documents for m in d.get("data") or () if isinstance(m, dict)]
@@ -64,6 +66,11 @@ def _documents(text: str) -> Iterator[Mapping[str, Any]]:
             if isinstance(document, dict):
                 yield document
         at = text.find("{", end)
+
+
+def _refuses(document: Mapping[str, Any]) -> bool:
+    """ms-swift's {"object": "error"}, FastAPI's {"detail": ...}, or OpenAI's {"error": ...}."""
+    return document.get("object") == "error" or "detail" in document or bool(document.get("error"))
 
 
 def _choices(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:

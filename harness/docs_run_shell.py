@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections.abc import Mapping
@@ -86,6 +87,8 @@ class PageShell:
         served.thread.start()
         while not served.answered.wait(_POLL_S):
             pass
+        if served.report is None or not served.report.served_by_run:
+            served.thread.join()  # it has ended, or is ended now: how is part of the story
         return served
 
     def end(self, served: Served) -> Run:
@@ -98,6 +101,11 @@ class PageShell:
             raise served.fault
         assert served.run is not None
         return served.run
+
+    def is_empty(self, variable: str) -> bool:
+        """Whether the statement before left this variable set to nothing."""
+        text = (self._state / "variables").read_text(encoding="utf-8", errors="replace")
+        return re.search(rf'^declare -\S+ {variable}(?:=""|=\$\'\')?$', text, re.MULTILINE) is not None
 
     def log_of(self, unit: Unit) -> Path:
         return self.scratch.logs / f"line-{unit.line}.log"

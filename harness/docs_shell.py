@@ -256,7 +256,9 @@ class _Reader:
         wrapped, words = unwrapped(words)
         raw = self.scanner.text[first.start : last.start + len(last.raw)]
         command = Command(kind_of(words), first.line, draft.end_line, (*environment, *wrapped), tuple(words), raw, draft.elided, self.depth)
-        self.commands.append(command)
+        # A variable that is empty leaves nothing to run.
+        if command.words or command.environment:
+            self.commands.append(command)
         self.faults += [ShellFault(token.line, _GLUED_SAYS) for token in tokens if _GLUED.search(token.raw)]
         inner = [(line, text) for token in (*tokens, *_flat(draft.arrays.values())) for line, text in token.nested]
         for line, text in [*inner, *script_in(words)]:

@@ -291,7 +291,7 @@ class Scanner:
                 after = self.text.find("'", after) + 1
                 if not after:
                     return -1
-            elif here != '"' and what in ('"', "`") and here != "`":
+            elif what in ('"', "`"):
                 open_ones.append(what)
             found = _NESTING.search(self.text, after)
         return -1

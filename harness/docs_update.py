@@ -21,6 +21,7 @@ from harness.docs_update_lines import Cells, cells_of, end_of, lines_of
 from harness.docs_update_marks import WRITTEN, Said, said_of
 from harness.docs_update_rows import rewritten, style_of
 from harness.model import Evidence, Mark, MarkKind, Matrix, VerdictKind, Weights
+from harness.rules import changed_options
 from harness.support import SupportTable
 
 _CJK = re.compile(r"[\u4e00-\u9fff]")
@@ -71,7 +72,10 @@ def update_page(text: str, table: SupportTable, matrix: Matrix) -> Update:
             changes += [Change(number, row.line, new)] if new != row.line else []
     combinations = [known for known in tables if known.of.form.kind is TableKind.COMBINATIONS]
     covered = frozenset[CellKey]().union(*(known.means for known in combinations))
-    unsaid = [key for key, said in answers.items() if said.kind is MarkKind.VERIFIED and key not in covered]
+    stood_for = frozenset[CellKey]().union(*(known.means for known in tables))
+    special = {cell.id for cell in matrix.cells if changed_options(cell.options)}
+    verified = [key for key, said in answers.items() if said.kind is MarkKind.VERIFIED]
+    unsaid = [key for key in verified if key not in (stood_for if key[0] in special else covered)]
     added, notes = added_rows([known.of for known in combinations if known.of.rows], unsaid, matrix)
     changes += [_added(row, tables, answers, matrix) for row in added]
     return Update(_written(lines, changes), tuple(sorted(changes, key=lambda change: (change.line, change.old is None))), tuple(notes))

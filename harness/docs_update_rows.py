@@ -17,6 +17,7 @@ from harness.model import MarkKind, Matrix
 _PASSED = frozenset({MarkKind.VERIFIED, MarkKind.STALE})
 _FAILED = frozenset({MarkKind.FAILING, MarkKind.KNOWN_FAILURE})
 _SUPPORTED, _PARTLY = ("Supported", "已支持"), ("Partly supported", "部分支持")
+_OPPOSITES = {"✅": "❌", "✓": "✗", "✔": "✘"}
 _YES, _NO = "√✓✔✅☑", "x×✗✘❌✖"
 _NOT = re.compile(
     r"[x×✗✘❌✖]|not\b.*|no|un(supported|tested|verified).*|fail.*|暂不.*|不.*|未.*|否|无|planned|wip|todo|计划.*|开发中", re.IGNORECASE
@@ -27,11 +28,12 @@ _POSITIVE = re.compile(r"[√✓✔✅☑]|(fully )?supported|verified|tested|ye
 @dataclass(frozen=True)
 class Style:
     """How a table writes. `widths`: of each column, in columns of a terminal (0: no row fills it up); `supported`: its word for what
-    runs; `signs`: it says so by √ and x."""
+    runs; `signs`: it says so by signs, of which `unsupported` is the one for what does not."""
 
     language: str
     widths: tuple[int, ...]
     supported: str
+    unsupported: str
     signs: bool
 
 
@@ -45,7 +47,9 @@ def style_of(form: TableForm, delimiter: str, rows: Sequence[Cells], language: s
     positive = Counter(word for word in written if _POSITIVE.fullmatch(bare(word)))
     supported = positive.most_common(1)[0][0] if positive else _word(_SUPPORTED, language)
     signs = any(bare(word) and (bare(word) in _YES or bare(word).casefold() in _NO) for word in written)
-    return Style(language, widths, supported, signs)
+    negative = Counter(word for word in written if bare(word) and bare(word).casefold() in _NO)
+    unsupported = negative.most_common(1)[0][0] if negative else _OPPOSITES.get(bare(supported), "x")
+    return Style(language, widths, supported, unsupported, signs)
 
 
 def rewritten(row: Cells, form: TableForm, meaning: RowMeaning, answers: Mapping[CellKey, Said], matrix: Matrix, style: Style) -> str:
@@ -97,7 +101,7 @@ def _status(base: str, said: Sequence[Said], whole: bool, style: Style) -> str:
         return style.supported if (whole and kinds <= _PASSED) or style.signs else _word(_PARTLY, style.language)
     if not kinds & _PASSED and whole and kinds <= _FAILED:
         if style.signs:
-            return base if _NOT.fullmatch(word) else "x"
+            return base if _NOT.fullmatch(word) else style.unsupported
         return base if _NOT.fullmatch(word) and not partly else ""
     if not kinds & _PASSED and _NOT.fullmatch(word):
         return base

@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -83,16 +84,20 @@ def run_docs(args: argparse.Namespace) -> int:
     say = _silent if args.json else _say(clean)
     for line in plan_text(plan, args.file.name, choice):
         say(line)
-    interrupts = Interrupts(lambda: kill_until_gone(lambda: members((), _nonces(scratch.root))))
+    interrupts = Interrupts(lambda: threading.Thread(target=_kill_all, args=(scratch.root,), name="hurry", daemon=True).start())
     interrupts.install()
+    kept: Path | None = scratch.root
     try:
         results = _run(plan, scratch, choice, search_path, args.timeout_s, say)
+        code = _code(results)
+        kept = scratch.root if args.keep or code == 1 else None
+    except KeyboardInterrupt:
+        kept = None
+        raise HarnessError("docs run", "was interrupted before anything was run.") from None
     finally:
+        if kept is None:
+            shutil.rmtree(scratch.root, ignore_errors=True)
         interrupts.restore()
-    code = _code(results)
-    kept = scratch.root if args.keep or code else None
-    if kept is None:
-        shutil.rmtree(scratch.root)
     if args.json:
         print(json.dumps(clean_value(as_json(args.file.name, choice, plan, results, code), clean), ensure_ascii=False, indent=1))
     else:
@@ -137,8 +142,9 @@ def _unrun(block: Block) -> Result:
     return Result.BLOCKED if block.fate is Fate.BLOCKED else Result.NOT_RUNNABLE
 
 
-def _nonces(folder: Path) -> list[str]:
-    return [path.stem.removeprefix("owner-") for path in folder.rglob("owner-*.json")]
+def _kill_all(folder: Path) -> None:
+    nonces = [path.stem.removeprefix("owner-") for path in folder.rglob("owner-*.json")]
+    kill_until_gone(lambda: members((), nonces))
 
 
 def _code(results: tuple[BlockResult, ...]) -> int:
@@ -158,7 +164,8 @@ def _silent(line: str) -> None:
 def plan_text(plan: PagePlan, name: str, choice: Choice) -> list[str]:
     """What will be run, with every substitution, and what won't, with its because."""
     runs = [block for block in plan.blocks if block.fate is Fate.RUN]
-    lines = [f"{name}: {len(runs)} of {len(plan.blocks)} blocks of shell run here, on {choice.hardware} with tiny models"]
+    beside = f"; {plan.others} other blocks are no shell" if plan.others else ""
+    lines = [f"{name}: {len(runs)} of {len(plan.blocks)} blocks of shell run here, on {choice.hardware} with tiny models{beside}"]
     for block in runs:
         lines.append(f"line {block.line}: {block.section}" + (" (another block needs it)" if block.pulled_in else ""))
         for edit in block.edits:

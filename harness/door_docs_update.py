@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.docs_update import Change, Update, update_page
-from harness.errors import EvidenceError, HarnessError
+from harness.errors import EvidenceError, HarnessError, HostError
 from harness.matrix_quarantine import refuse_dates
 from harness.model import Matrix
 from harness.report import current_table
@@ -82,11 +82,16 @@ def _write(path: Path, old: str, new: str) -> None:
     """Put the new text in the page's place, behind a link too, with its permissions. Raises HostError if the disk refuses, HarnessError if
     somebody wrote the page in between; then the page is as it was."""
     target = path.resolve()
-    mode = stat.S_IMODE(target.stat().st_mode)
     if _page(target) != old:
         raise HarnessError(str(path), "was written by somebody else in between.", "Run it again.")
+    mode = stat.S_IMODE(target.stat().st_mode)
     write_atomically(target, new)
-    os.chmod(target, mode)
+    try:
+        os.chmod(target, mode)
+    except OSError as error:
+        raise HostError(
+            str(path), f"was written, but not given its permissions {mode:o} ({error.strerror}).", "Give them by chmod."
+        ) from error
 
 
 def _told(path: Path, update: Update) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,9 +12,9 @@ from filelock import FileLock
 from harness.errors import EvidenceError
 from harness.model import Hardware
 from harness.parity import AGAIN, ParityEvidence, from_json, merge, moment, to_json
-from harness.store import read_regular, utc_now, write_atomically
+from harness.store import PARITY_FOLDER as FOLDER
+from harness.store import ImportCounts, json_files, read_regular, utc_now, write_atomically
 
-FOLDER = "kernels"
 _FAST_CLOCK = timedelta(days=1)
 
 
@@ -25,12 +26,10 @@ def save(root: Path, evidence: ParityEvidence, now: Callable[[], datetime] = utc
     """
     text = to_json(evidence)
     from_json(text, "this run")
-    newest = max(evidence.runs, key=lambda run: moment(run.started_at))
-    history = root / ".harness" / FOLDER
-    write_atomically(history / f"{moment(newest.started_at):%Y%m%dT%H%M%SZ}-{newest.nonce}.json", text)
+    history, said = _history(root, evidence), list[str]()
+    write_atomically(history, text)
     path = root / "reports" / FOLDER / f"{evidence.hardware}.json"
-    said: list[str] = []
-    with FileLock(history / ".lock"):
+    with FileLock(history.parent / ".lock"):
         kept = text
         if path.exists() or path.is_symlink():
             try:
@@ -42,6 +41,37 @@ def save(root: Path, evidence: ParityEvidence, now: Callable[[], datetime] = utc
                 said.append(f"replaced, since it could not be read: {error}")
         write_atomically(path, kept)
     return path, tuple(said)
+
+
+def import_dir(root: Path, folder: Path, now: Callable[[], datetime] = utc_now) -> ImportCounts:
+    """Merge another host's: every *.json in folders called kernels below `folder`. What is refused is reported, the others go on."""
+    found, refused = json_files(folder)
+    added = current = same = 0
+    for path in (path for path in found if path.parent.name == FOLDER):
+        try:
+            evidence = load(path, str(path), now)
+        except EvidenceError as error:
+            refused.append(error)
+            continue
+        known = _history(root, evidence)
+        is_known = known.is_file() and known.read_bytes() == path.read_bytes()
+        before = _digest(root, evidence)
+        save(root, evidence, now)
+        added, same = added + (not is_known), same + is_known
+        current += _digest(root, evidence) != before
+    return ImportCounts(added, current, same, tuple(refused))
+
+
+def _history(root: Path, evidence: ParityEvidence) -> Path:
+    """A name a run; hosts that merged the same newest run with others' keep what each of them has."""
+    newest = max(evidence.runs, key=lambda run: (moment(run.started_at), run.nonce))
+    content = hashlib.sha256(to_json(evidence).encode()).hexdigest()[:8]
+    return root / ".harness" / FOLDER / f"{moment(newest.started_at):%Y%m%dT%H%M%SZ}-{newest.nonce}-{content}.json"
+
+
+def _digest(root: Path, evidence: ParityEvidence) -> bytes:
+    path = root / "reports" / FOLDER / f"{evidence.hardware}.json"
+    return hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""
 
 
 def load(path: Path, where: str, now: Callable[[], datetime] = utc_now) -> ParityEvidence:

@@ -142,8 +142,8 @@ _COLUMNS_ZH = {
 # What documents say, where their words come from matrix.yaml in English.
 _SAID_ZH = {
     "verified": "已验证",
-    "supported": "已支持",
-    "not supported yet": "暂不支持",
+    "Supported": "已支持",
+    "Not supported": "暂不支持",
     "not supported or not fully verified": "暂不支持或未完全验证",
     "not fully stable": "未完全稳定",
     "do not enable": "不要开启",

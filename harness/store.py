@@ -31,6 +31,8 @@ Rejudge = Callable[[Evidence], Verdict]
 KEPT = MEASURED | {VerdictKind.BLOCKED}
 # The largest piece known has 90 kB; what is a hundred times that is something else.
 LARGEST_BYTES = 16 * 2**20
+# Evidence of kernel parity, which has a form and keys of its own, lies in folders of this name.
+PARITY_FOLDER = "kernels"
 # Clocks of hosts differ, by hours where a zone is wrong.
 _FAST_CLOCK = timedelta(days=1)
 _SPARE = re.compile(r"\.[0-9a-f]{32}\.tmp")
@@ -49,6 +51,10 @@ class ImportCounts:
     current: int
     same: int
     refused: tuple[EvidenceError, ...]
+
+    def plus(self, other: ImportCounts) -> ImportCounts:
+        refused = tuple(dict.fromkeys((*self.refused, *other.refused)))
+        return ImportCounts(self.added + other.added, self.current + other.current, self.same + other.same, refused)
 
 
 @dataclass(frozen=True)
@@ -112,18 +118,13 @@ class Store:
         return tuple(good), tuple(bad)
 
     def import_dir(self, folder: Path) -> ImportCounts:
-        """Merge the evidence of another host: every *.json below `folder`, links not followed.
+        """Merge the evidence of another host: every *.json below `folder`, links not followed, kernel parity's apart (see parity_store).
 
         What is refused is reported, the others go on.
         Order does not matter and a second import changes nothing. Raises EvidenceError if there is nothing to import.
         """
-        refused: list[EvidenceError] = []
-
-        def unread(error: OSError) -> None:
-            refused.append(EvidenceError(str(error.filename), f"can't be read ({error.strerror}).", "Mend the folder, then import again."))
-
-        walked = os.walk(folder, onerror=unread) if folder.is_dir() else ()
-        paths = sorted(Path(at, name) for at, dirs, files in walked for name in (*dirs, *files) if name.endswith(".json"))
+        found, refused = json_files(folder)
+        paths = [path for path in found if path.parent.name != PARITY_FOLDER]
         if not paths and not refused:
             what = "holds no *.json file." if folder.is_dir() else "is no folder."
             raise EvidenceError(str(folder), what, "Name another host's reports/evidence or .harness/evidence folder.")
@@ -200,6 +201,17 @@ class Store:
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+
+
+def json_files(folder: Path) -> tuple[list[Path], list[EvidenceError]]:
+    """Every *.json below `folder`, in order, links not followed; and the folders that can't be read."""
+    refused: list[EvidenceError] = []
+
+    def unread(error: OSError) -> None:
+        refused.append(EvidenceError(str(error.filename), f"can't be read ({error.strerror}).", "Mend the folder, then import again."))
+
+    walked = os.walk(folder, onerror=unread) if folder.is_dir() else ()
+    return sorted(Path(at, name) for at, dirs, files in walked for name in (*dirs, *files) if name.endswith(".json")), refused
 
 
 def read_regular(path: Path, where: str, largest: int = LARGEST_BYTES) -> bytes:

@@ -18,7 +18,7 @@ import pytest
 from harness.door_kernels import DOOR, KernelDoor, Witnessed
 from harness.errors import HarnessError, did_you_mean
 from harness.kernels import catalogue, interpreter
-from harness.kernels.catalogue import Check
+from harness.kernels.checks import Check
 from harness.kernels.explore import Exploration, ParityError, explore, explore_known, replay
 from harness.kernels.kernel import Case, Kernel, KnownFailure
 from harness.kernels.npu import DEVICE, why_no_npu
@@ -160,7 +160,7 @@ def _replayed(kernels: tuple[Kernel, ...], door: KernelDoor) -> tuple[Entry, Cal
 
 def _checked(check: Check) -> tuple[Entry, Callable[[Entry], Found]]:
     def ask(stub: Entry) -> Found:
-        if because := getattr(check, "missing", str)():
+        if because := check.missing():
             return NotRun(stub.item, because)
         try:
             check.run()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from harness.kernels import catalogue
+from harness.kernels.checks import Check
 from harness.kernels.kernel import Case, Kernel, Kind, KnownFailure, Params
 
 CALLS: Counter[str] = Counter()
@@ -99,16 +100,13 @@ ALL = (
 )
 
 
-@dataclass(frozen=True)
-class ToyCheck:
-    name: str
-    what: str
-    holds: bool
+def upside_down() -> None:
+    raise AssertionError("it is upside down")
 
-    def run(self) -> None:
-        assert self.holds, "it is upside down"
+
+CHECKS = (Check("upright", "stands", lambda: None), Check("fallen", "stands", upside_down))
 
 
 def pytest_configure(config: object) -> None:
     setattr(catalogue, "all_kernels", lambda: ALL)  # noqa: B010
-    setattr(catalogue, "all_checks", lambda: (ToyCheck("upright", "stands", True), ToyCheck("fallen", "stands", False)))  # noqa: B010
+    setattr(catalogue, "all_checks", lambda: CHECKS)  # noqa: B010

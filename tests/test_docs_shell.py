@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 
 import pytest
@@ -68,6 +69,7 @@ def test_a_continued_command_has_the_line_of_every_word() -> None:
         ("swift infer --stream true\n<<< who're you?", [["swift", "infer", "--stream", "true"]]),
         ("swift sft --model <你的 模型> --x 1", [["swift", "sft", "--model", "<你的 模型>", "--x", "1"]]),
         ("export P=$P:<your_path>", [["export", "P=$P:<your_path>"]]),
+        ('X="`f "$2"`"\nswift sft', [[], ["f", "$2"], ["swift", "sft"]]),
         ("cat <in >out", [["cat"]]),
         ("megatron sft --a 1\r\nls\r", [["megatron", "sft", "--a", "1"], ["ls"]]),
     ],
@@ -159,6 +161,12 @@ def test_quotes_in_a_log_are_no_fault() -> None:
     assert read('lib/x/grad_scaler.py", line 260, in _unscale_grads_ raise ValueError("no.") ValueError: don').faults == ()
 
 
+@given(st.lists(st.text(alphabet=st.characters(exclude_categories=("Cs",), exclude_characters="\r\0"), max_size=12), max_size=6))
+def test_quoted_words_are_read_as_they_are(values: list[str]) -> None:
+    (command,) = read("swift " + " ".join(f"'{value}'" if "'" not in value else shlex.quote(value) for value in values)).commands
+    assert [word.text for word in command.words] == ["swift", *values]
+
+
 FRAGMENTS = ["swift sft", " --a 1", " \\\n", "\\ \n", "\n", "'", '"', "`", "$(", ")", "(", "${X", "}", "$X", "X=$X$X", "X=(",
              "<<EOF", "EOF", "<path>",
              "...", "# c", "if ", "fi", "case x in", "esac", ";;", "for x in", "done", "{", "[[", "]]", "bash -c '",
@@ -170,6 +178,7 @@ FRAGMENTS = ["swift sft", " --a 1", " \\\n", "\\ \n", "\n", "'", '"', "`", "$(",
 @example("((", 1)
 @example("X+=(", 1)
 @example("\\", 3)
+@example("X=\n$X", 1)
 def test_any_text_gives_a_script_whose_lines_are_those_of_the_text(text: str, first: int) -> None:
     script = read(text, first)
     lines = range(first, first + text.count("\n") + 1)

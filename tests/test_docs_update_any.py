@@ -191,11 +191,12 @@ VERIFIED, FAILING, STALE = MarkKind.VERIFIED, MarkKind.FAILING, MarkKind.STALE
         ("√", {"zero2": VERIFIED, "zero3": VERIFIED}, "√ (verified 2026-06-01, CANN 9)"),
         ("√", {"zero2": FAILING, "zero3": FAILING}, "x (failing 2026-06-01: train, args.unknown)"),
         ("x", {"zero2": VERIFIED, "zero3": VERIFIED}, "√ (verified 2026-06-01, CANN 9)"),
+        ("✅", {"zero2": FAILING, "zero3": FAILING}, "❌ (failing 2026-06-01: train, args.unknown)"),
         ("√", {"zero2": FAILING}, "√ (zero2: failing 2026-06-01: train, args.unknown)"),
     ],
 )
 def test_a_status_column_says_nothing_that_the_marks_contradict(word: str, kinds: dict[str, MarkKind], said: str) -> None:
-    other = "√" if word in "√x" else "**Verified**"
+    other = {"√": "√", "x": "√", "✅": "✅"}.get(word, "**Verified**")
     text = page(f"| SFT | Qwen3-8B | deepspeed | A2 | {word} |", f"| SFT | Qwen3-32B | deepspeed | A2 | {other} |")
     assert told(text, **kinds) == [said, other]
 

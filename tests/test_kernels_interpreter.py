@@ -74,6 +74,17 @@ def test_a_triton_on_which_a_fix_does_not_take_is_refused() -> None:
     assert "the fix of sums doesn't take: its micro-kernel gives other numbers than torch" in told(code)
 
 
+def test_without_triton_the_rest_can_be_compared_and_nothing_is_launched() -> None:
+    code = (
+        "import harness.kernels.interpreter as i, harness.kernels.launches as l\n"
+        "i.missing_triton = lambda: 'no Triton'\n"
+        "print(i.prepare().engine)\n"
+        "with l.counted() as seen: pass\n"
+        "print(i.prepare().engine, dict(seen))"
+    )
+    assert told(code) == "absent {}"
+
+
 def test_what_a_triton_does_right_by_itself_is_left_alone() -> None:
     pytest.importorskip("triton")
     code = (

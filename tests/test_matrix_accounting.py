@@ -88,8 +88,8 @@ def test_six_rl_rows_are_twelve_claims_with_an_engine(matrix: Matrix) -> None:
 def test_nineteen_features_are_twenty_claims_since_deepspeed_is_two(matrix: Matrix) -> None:
     rows = matrix.tables["features"]
     states = Counter(row["state_en"] for row in rows)
-    assert states == {"supported": 16, "not supported yet": 3}
-    assert {row["state_zh"] for row in rows if row["state_en"] == "supported"} == {"已支持"}
+    assert states == {"Supported": 16, "Not supported": 3}
+    assert {row["state_zh"] for row in rows if row["state_en"] == "Supported"} == {"已支持"}
     read = [c for c in claims_of(matrix, "支持范围速览")]
     assert len(read) == 20 and len({c.row for c in read}) == 19
     assert all(c.cell for c in read)
@@ -101,7 +101,7 @@ def test_a_feature_that_is_not_supported_is_an_expected_failure(matrix: Matrix) 
         assert cell is not None
         # A rule of single stages says nothing of the feature as a whole.
         kinds = {rule.kind for rule in matrix.rules if matches(rule, cell) and concerns(rule, None)}
-        assert kinds == (set() if claim.says == "supported" else {RulingKind.EXPECT_FAIL}), claim
+        assert kinds == (set() if claim.says == "Supported" else {RulingKind.EXPECT_FAIL}), claim
 
 
 def test_four_unsupported_items_are_four_claims(matrix: Matrix) -> None:

@@ -21,7 +21,7 @@ GMM = "npu_grouped_matmul"
 
 
 def expert_kernels(operators: Operators) -> tuple[Kernel, ...]:
-    return (grouped_rows(operators), grouped_reduction(operators), grouped_lists(operators))
+    return (grouped_rows(operators), grouped_listed(operators), grouped_reduction(operators), grouped_lists(operators))
 
 
 def _group_list(sizes: list[int], counts: bool) -> torch.Tensor:
@@ -43,68 +43,96 @@ def _sizes(largest: int = 6) -> st.SearchStrategy[list[int]]:
 # Square weights hide a transposition in the shapes: I == H, and 2I == H.
 _SQUARE = ((16, 16), (8, 16), (16, 8))
 _widths = st.one_of(st.tuples(st.integers(1, 33), st.integers(1, 33)), st.sampled_from(_SQUARE)).map(list)
-_COMMON = {"counts": st.booleans(), "split": st.sampled_from((2, 3)), "turned": st.booleans()}
+_COMMON = {
+    "counts": st.booleans(),
+    "split": st.sampled_from((2, 3)),
+    "turned": st.booleans(),
+    "edge": st.sampled_from(("none", "none", "zeros", "nan")),
+}
+_HALVES = ("fp16", "bf16")
 
 
 def grouped_rows(operators: Operators) -> Kernel:
-    """x [m, k] and one [g, k, n], or g of [k, n] with biases: group_type 0. Weights turned: the gradient of x, as ms-swift takes it."""
+    """x [m, k] and one [g, k, n], group_type 0. Weights turned: the gradient of x, as ms-swift takes it."""
+    plain = {"counts": True, "split": 2, "turned": False, "bias": False, "edge": "none"}
+    return Kernel(
+        name=f"{GMM}_rows",
+        what="every row times the matrix of its group",
+        dtypes=tuple(DTYPES),
+        params=st.fixed_dictionaries({"sizes": _sizes(), "widths": _widths, "bias": st.just(False), **_COMMON}),
+        examples=(
+            {**plain, "sizes": [1, 0], "widths": [8, 8]},
+            {**plain, "sizes": [0, 3, 0, 4], "widths": [16, 16], "turned": True},
+            {**plain, "sizes": [2, 0, 5], "widths": [16, 8], "counts": False, "split": 3},
+            {**plain, "sizes": [0, 0, 0, 0, 0, 0, 0, 2], "widths": [24, 40], "counts": False},
+            *({**plain, "sizes": [3, 0, 5], "widths": [shape.hidden, 2 * shape.expert], "turned": True} for shape in SPARSE),
+            *({**plain, "sizes": [3, 0, 5], "widths": [shape.expert, shape.hidden]} for shape in SPARSE),
+        ),
+        **_over_rows(operators, listed=False),
+    )
+
+
+def grouped_listed(operators: Operators) -> Kernel:
+    """x [m, k] and a list of [k, n], with a vector of bias each. In float32 only one weight is documented."""
+    plain = {"counts": True, "split": 2, "turned": False, "bias": True, "edge": "none"}
+    return Kernel(
+        name=f"{GMM}_listed",
+        what="every row times the matrix of its group, the matrices a list",
+        dtypes=_HALVES,
+        params=st.fixed_dictionaries({"sizes": _sizes(), "widths": _widths, "bias": st.booleans(), **_COMMON}),
+        examples=(
+            {**plain, "sizes": [2, 1, 5], "widths": [9, 24]},
+            {**plain, "sizes": [0, 3, 0, 4], "widths": [16, 16], "turned": True, "counts": False, "split": 3},
+            {**plain, "sizes": [3, 0, 5], "widths": [SPARSE[0].hidden, SPARSE[0].expert], "bias": False},
+        ),
+        **_over_rows(operators, listed=True),
+    )
+
+
+def _over_rows(operators: Operators, *, listed: bool) -> dict[str, Any]:
+    """What the kernels of both forms share."""
 
     def inputs(params: Params, generator: torch.Generator) -> Given:
         sizes, (inner, outer) = params["sizes"], params["widths"]
         given = {"x": edged(normal(generator, sum(sizes), inner), params["edge"], generator)}
         given["weight"] = _weights(generator, len(sizes), inner, outer, params["turned"])
-        if params["bias"]:
-            given["bias"] = normal(generator, len(sizes), outer)
-        return given
+        return {**given, "bias": _bias(generator, len(sizes), outer)} if params["bias"] else given
 
     def candidate(given: Given, params: Params) -> Given:
         x, weight = operators.place(given["x"]), operators.place(given["weight"])
-        weights = list(weight.unbind(0)) if params["listed"] else [weight]
         named: dict[str, Any] = {"group_list": operators.place(_group_list(params["sizes"], params["counts"])), "group_type": 0}
         named["split_item"] = params["split"]
         if params["counts"]:  # cumulative is the default, and ms-swift leaves it out
             named["group_list_type"] = 1
         if params["bias"]:
-            bias = operators.place(given["bias"].to(torch.float16 if x.dtype == torch.float16 else torch.float32))
-            named["bias"] = list(bias.unbind(0))
-        [y] = operators.call(GMM, [x], weights, **named)
+            named["bias"] = list(_bias_of(x.dtype, operators.place(given["bias"])).unbind(0))
+        [y] = operators.call(GMM, [x], list(weight.unbind(0)) if listed else [weight], **named)
         return answers(params, y=typed(GMM, "output", y, x.dtype))
 
     def exact(given: Given, params: Params) -> Given:
         biases = list(given["bias"].unbind(0)) if params["bias"] else None
         return answers(params, y=golden.grouped_rows(given["x"], list(given["weight"].unbind(0)), params["sizes"], biases))
 
-    @st.composite
-    def shapes(draw: st.DrawFn) -> dict[str, Any]:
-        found = draw(st.fixed_dictionaries({"sizes": _sizes(), "widths": _widths, "listed": st.booleans(), **_COMMON}))
-        found |= {"bias": found["listed"] and draw(st.booleans())}  # documented as one vector a weight
-        return {**found, "edge": draw(st.sampled_from(("none", "none", "zeros", "nan")))}
+    return {
+        "kind": Kind.OPERATOR,
+        "inputs": inputs,
+        "candidate": candidate,
+        "golden": exact,
+        "counted": operators.counted,
+        "must_run": (GMM,),
+        "keep": frozenset({"bias"}),
+        "plain": exact,
+        "missing": operators.missing,
+    }
 
-    plain = {"listed": False, "counts": True, "split": 2, "turned": False, "bias": False, "edge": "none"}
-    return Kernel(
-        name=f"{GMM}_rows",
-        kind=Kind.OPERATOR,
-        what="every row times the matrix of its group",
-        dtypes=tuple(DTYPES),
-        params=shapes(),
-        examples=(
-            {**plain, "sizes": [1, 0], "widths": [8, 8]},
-            {**plain, "sizes": [0, 3, 0, 4], "widths": [16, 16], "turned": True},
-            {**plain, "sizes": [2, 0, 5], "widths": [16, 8], "counts": False, "split": 3},
-            {**plain, "sizes": [2, 1, 5], "widths": [9, 24], "listed": True, "bias": True},
-            {**plain, "sizes": [0, 0, 0, 0, 0, 0, 0, 2], "widths": [24, 40], "counts": False},
-            *({**plain, "sizes": [3, 0, 5], "widths": [shape.hidden, 2 * shape.expert], "turned": True} for shape in SPARSE),
-            *({**plain, "sizes": [3, 0, 5], "widths": [shape.expert, shape.hidden]} for shape in SPARSE),
-        ),
-        inputs=inputs,
-        candidate=candidate,
-        golden=exact,
-        counted=operators.counted,
-        must_run=(GMM,),
-        keep=frozenset({"bias"}),
-        plain=exact,
-        missing=operators.missing,
-    )
+
+def _bias(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """Numbers that every dtype of a bias holds: it is float16 beside float16, else float32."""
+    return normal(generator, *shape).bfloat16().double()
+
+
+def _bias_of(dtype: torch.dtype, bias: torch.Tensor) -> torch.Tensor:
+    return bias.to(torch.float16 if dtype == torch.float16 else torch.float32)
 
 
 def grouped_reduction(operators: Operators) -> Kernel:
@@ -152,7 +180,8 @@ _SCENARIOS = {"apart": (0,), "apart, deep": (0,), "one to many": (1,), "one to o
 
 
 def grouped_lists(operators: Operators) -> Kernel:
-    """Lists of tensors: ungrouped (group_type -1; x of 2 to 6 dimensions), or grouped by a list of cumulative whole numbers."""
+    """Lists of tensors: ungrouped (group_type -1; x of 2 to 6 dimensions), or grouped by a list of cumulative whole numbers.
+    In float32 the documentation knows one tensor each alone."""
 
     def inputs(params: Params, generator: torch.Generator) -> Given:
         given: Given = {}
@@ -160,7 +189,7 @@ def grouped_lists(operators: Operators) -> Kernel:
             lead = [2, rows] if params["scenario"] == "apart, deep" else [rows]
             given |= {f"x{i}": normal(generator, *lead, inner), f"weight{i}": normal(generator, inner, outer)}
             if params["bias"]:
-                given[f"bias{i}"] = normal(generator, outer)
+                given[f"bias{i}"] = _bias(generator, outer)
         return given
 
     def candidate(given: Given, params: Params) -> Given:
@@ -169,8 +198,7 @@ def grouped_lists(operators: Operators) -> Kernel:
         dtype = xs[0].dtype
         named: dict[str, Any] = {"split_item": params["split"]}
         if params["bias"]:
-            wanted = torch.float16 if dtype == torch.float16 else torch.float32
-            named["bias"] = [operators.place(given[f"bias{i}"].to(wanted)) for i in range(count)]
+            named["bias"] = [_bias_of(dtype, operators.place(given[f"bias{i}"])) for i in range(count)]
         if scenario.startswith("apart"):
             named["group_type"] = -1
         elif scenario.startswith("one"):
@@ -195,7 +223,7 @@ def grouped_lists(operators: Operators) -> Kernel:
         name=f"{GMM}_lists",
         kind=Kind.OPERATOR,
         what="lists of matrices, each with rows of its own",
-        dtypes=tuple(DTYPES),
+        dtypes=_HALVES,
         params=st.fixed_dictionaries(
             {
                 "form": st.sampled_from([(scenario, split) for scenario, splits in _SCENARIOS.items() for split in splits]),

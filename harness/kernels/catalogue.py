@@ -1,4 +1,4 @@
-"""All kernels that are compared, and all checks beside them: what the modules candidates_*.py and checks*.py of this folder declare."""
+"""All kernels that are compared, and all checks beside them: what the modules candidates_*.py of this folder and checks.py declare."""
 
 from __future__ import annotations
 
@@ -7,26 +7,15 @@ import pkgutil
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from harness import kernels as folder
 from harness.errors import HarnessError
+from harness.kernels.checks import Check, checks
 from harness.kernels.kernel import Kernel
 
 # A name is part of what -k selects by, of nodeids and of file names.
 _NAME = re.compile(r"[A-Za-z0-9_.+]+")
-
-
-class Check(Protocol):
-    """Something that holds or not; `run` raises AssertionError where it doesn't."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def what(self) -> str: ...
-
-    def run(self) -> object: ...
 
 
 def all_kernels() -> tuple[Kernel, ...]:
@@ -39,9 +28,9 @@ def all_kernels() -> tuple[Kernel, ...]:
 
 def all_checks() -> tuple[Check, ...]:
     """Raises HarnessError for a name that stands there twice."""
-    found: list[Check] = [check for module in _modules("checks") for check in getattr(module, "checks", tuple)()]
+    found = checks()
     _refuse_twice("checks", [check.name for check in found])
-    return tuple(found)
+    return found
 
 
 def sound(declared: list[Kernel]) -> tuple[Kernel, ...]:

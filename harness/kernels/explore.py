@@ -92,7 +92,7 @@ def explore(kernel: Kernel, dtype: str, *, quick: bool = False, shrink: bool = T
         ParityError: of the first example that fails, or of the smallest case that hypothesis found (of the first, without `shrink`).
     """
     search = _Search(kernel)
-    for case in (Case(params, dtype) for params in kernel.examples):
+    for case in (Case(params, dtype) for params in kernel.examples_in(dtype, quick=quick)):
         if not search.is_left_out(case):
             search.try_case(case)
     tries = kernel.quick_tries if quick else kernel.tries

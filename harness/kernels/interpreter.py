@@ -26,6 +26,7 @@ _WHERE = "Triton on this host"
 class Engine(Word):
     INTERPRETED = "interpreted"  # on CPU tensors
     COMPILED = "compiled"  # for the NPU
+    ABSENT = "absent"  # Triton isn't installed: its kernels are missing, everything else can be compared
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ def prepare() -> Prepared:
     """Decide once, at the suite's start, how Triton runs in this process, and make it run right.
 
     Raises:
-        HostError: Triton was imported before, isn't installed, would drive another device than an NPU, or can't be put right.
+        HostError: Triton was imported before, can't be imported, would drive another device than an NPU, or can't be put right.
     """
     if not _prepared:
-        _prepared.append(_compiled() if _npu_is_usable() else _interpreted())
+        _prepared.append(_decided())
     return _prepared[0]
 
 
@@ -73,9 +74,16 @@ def prepared() -> Prepared:
 
 def missing_triton() -> str:
     """ "" or how to get Triton; imports nothing."""
-    if importlib.util.find_spec("triton") is not None:
+    if "triton" in sys.modules or importlib.util.find_spec("triton") is not None:
         return ""
     return "Triton is not installed: `pip install triton` (on an NPU: triton-ascend, never both in one environment)"
+
+
+def _decided() -> Prepared:
+    npu = _npu_is_usable()
+    if missing_triton():
+        return Prepared(Engine.ABSENT, "npu" if npu else "cpu", "")
+    return _compiled() if npu else _interpreted()
 
 
 def _npu_is_usable() -> bool:

@@ -94,10 +94,15 @@ class Kernel:
     single: bool = False
     limits: Mapping[tuple[str, Direction], Limit] = field(default_factory=dict)
     output_limits: Mapping[tuple[str, str], Limit] = field(default_factory=dict)  # by (dtype, output or input's name)
+    quick_examples: int | None = None  # how many of the first are tried in a quick run; None: all
+    half_examples: int | None = None  # and in 16 bits, where a case costs the same and, by the wider limits, tells less
     tries: int = 20
     quick_tries: int = 4
     missing: Callable[[], str] = lambda: ""
     known: tuple[KnownFailure, ...] = ()
+
+    def examples_in(self, dtype: str, *, quick: bool) -> tuple[Params, ...]:
+        return self.examples[: self.quick_examples if quick else None if dtype == "fp32" else self.half_examples]
 
     def known_failure(self, case: Case) -> KnownFailure | None:
         return next((known for known in self.known if known.concerns(case)), None)

@@ -29,12 +29,13 @@ def _watch() -> None:
     """Once a process, at the first count: what is counted is counted where Triton itself launches."""
     if _watching:
         return
-    if prepared().engine is Engine.INTERPRETED:
+    engine = prepared().engine
+    if engine is Engine.INTERPRETED:
         from triton.runtime import interpreter
 
         executor: Any = interpreter.GridExecutor
         _replace(executor, "__call__", lambda self, kwargs: self.fn.__name__)
-    else:
+    elif engine is Engine.COMPILED:
         from triton.runtime import jit
 
         function: Any = jit.JITFunction

@@ -1,0 +1,131 @@
+"""What the candidates of fla share: whether it is there, how its parts are found, and the inputs of its steps.
+
+fla 0.6.0 keeps gates as running sums times 1 / ln 2, for exp2; the goldens take them to the base e. Gradients of gates are to the base e.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from harness.kernels.delta_rule import CHUNK, chunk_cumsum, l2norm, scaled_dot_kkt, solve_tril, spans
+from harness.kernels.interpreter import missing_triton, prepared
+from harness.kernels.kernel import Params
+from harness.kernels.values import normal
+
+Named = dict[str, torch.Tensor]
+_HOW = "`pip install 'flash-linear-attention>=0.6'`"
+TO_BASE_2 = 1 / math.log(2)
+
+# T beside one and two chunks, widths of 16 and beside it. One token of one head is an example's to give, with many heads: alone, its
+# gradients hang on one sum, which now and then cancels, and then no dtype computes it well.
+TOKENS = st.sampled_from([16, 31, 63, 64, 65, 100, 130])
+WIDTHS = st.sampled_from([8, 16, 24, 32, 40, 64, 72])
+LENGTHS = st.none() | st.lists(st.sampled_from([1, 2, 15, 63, 64, 65, 70]), min_size=1, max_size=4).filter(lambda drawn: sum(drawn) >= 16)
+
+
+def missing() -> str:
+    """ "" or how to get fla, or the fla that these candidates know."""
+    if without := missing_triton():
+        return without
+    if importlib.util.find_spec("fla") is None:
+        return f"fla is not installed: {_HOW}"
+    version = importlib.metadata.version("fla-core")
+    if tuple(map(int, version.split(".")[:2])) < (0, 6):
+        return f"fla-core is {version}, whose steps have other arguments: {_HOW}"
+    return ""
+
+
+def fla(module: str, name: str) -> Any:
+    """`fla.<module>.<name>`, imported when a case asks for it."""
+    return getattr(importlib.import_module(f"fla.{module}"), name)
+
+
+def there(inputs: Mapping[str, torch.Tensor]) -> Named:
+    """The inputs where kernels run here; gradients come back to those given."""
+    device = prepared().device
+    return {name: value.to(device) for name, value in inputs.items()}
+
+
+def boundaries(lengths: Any) -> torch.Tensor | None:
+    """cu_seqlens of sequences of these lengths, where kernels run here."""
+    if lengths is None:
+        return None
+    return torch.tensor([0, *lengths]).cumsum(0).to(prepared().device)
+
+
+def shape(params: Params) -> tuple[int, int, int, int, int, int]:
+    """(B, T, H, HV, K, V): with `lengths`, B is 1 and T their sum."""
+    lengths = params.get("lengths")
+    rows, tokens = (1, sum(lengths)) if lengths else (params["B"], params["T"])
+    return rows, tokens, params["H"], params["H"] * params["share"], params["K"], params["V"]
+
+
+def shapes(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Parameters that shape() reads, and `more`."""
+    return st.fixed_dictionaries(
+        {
+            "B": st.integers(1, 2),
+            "T": TOKENS,
+            "H": st.integers(1, 2),
+            "share": st.integers(1, 3),
+            "K": WIDTHS,
+            "V": WIDTHS,
+            "lengths": LENGTHS,
+            "gate": st.sampled_from(["mild", "strong", "none"]),
+            **more,
+        }
+    )
+
+
+def case(T: int = 65, *, B: int = 1, H: int = 1, share: int = 1, K: int = 16, V: int = 24, lengths: Any = None, gate: str = "mild", **more: Any) -> dict[str, Any]:  # fmt: skip
+    """One example of what shapes() draws."""
+    return {"B": B, "T": T, "H": H, "share": share, "K": K, "V": V, "lengths": lengths, "gate": gate, **more}
+
+
+def gates(generator: torch.Generator, kind: str, *size: int) -> torch.Tensor:
+    """Logarithms of decays [B, T, HV]: mild about -0.8, strong about -3 a token, whose sums over a chunk leave exp's range."""
+    drawn = normal(generator, *size)
+    return torch.nn.functional.logsigmoid(drawn) if kind == "mild" else -4 * torch.nn.functional.softplus(drawn)
+
+
+def running_gates(generator: torch.Generator, params: Params, size: int = CHUNK) -> Named:
+    """{"g": running sums within chunks}, or nothing where `gate` is none."""
+    rows, tokens, _, heads, _, _ = shape(params)
+    if params["gate"] == "none":
+        return {}
+    return {"g": chunk_cumsum(gates(generator, params["gate"], rows, tokens, heads), size, lengths=params["lengths"])}
+
+
+def keys(generator: torch.Generator, rows: int, tokens: int, heads: int, width: int) -> torch.Tensor:
+    """Of length 1, as the rule assumes them: longer ones make its states explode."""
+    return l2norm(normal(generator, rows, tokens, heads, width))
+
+
+def betas(generator: torch.Generator, rows: int, tokens: int, heads: int) -> torch.Tensor:
+    return torch.sigmoid(normal(generator, rows, tokens, heads))
+
+
+def chunks_of(params: Params, size: int = CHUNK) -> int:
+    rows, tokens, *_ = shape(params)
+    return len(spans(rows, tokens, params["lengths"]).chunks(size))
+
+
+def solved_of(inputs: Mapping[str, torch.Tensor], params: Params, size: int = CHUNK) -> torch.Tensor:
+    """The (I + A)^-1 that belongs to k, beta and g, computed in float64 and rounded to k's dtype."""
+    wide = {name: inputs[name].detach().double() for name in ("k", "beta", "g") if name in inputs}
+    lengths = params["lengths"]
+    solved = solve_tril(scaled_dot_kkt(wide["k"], wide["beta"], wide.get("g"), size, lengths=lengths), lengths=lengths)
+    return solved.to(inputs["k"].dtype)
+
+
+def to_base_2(inputs: Named) -> torch.Tensor | None:
+    """g as fla's kernels take it."""
+    return inputs["g"] * TO_BASE_2 if "g" in inputs else None
