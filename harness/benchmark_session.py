@@ -47,7 +47,7 @@ class BenchmarkSession:
         self.benchmarks = Benchmarks(
             questions,
             matrix=ours.matrix,
-            lend=self._lend,
+            lend=self.lend,
             store=BenchmarkStore(ours.request.root if ours.request.rehearsal is None else host.runs),
             repeats=repeats,
             stop=ours.stop,
@@ -56,7 +56,7 @@ class BenchmarkSession:
         )
 
     @contextmanager
-    def _lend(self, cell: Cell) -> Iterator[tuple[Host, Launch]]:
+    def lend(self, cell: Cell) -> Iterator[tuple[Host, Launch]]:
         """A benchmark has its devices to itself by its lease, and the cores of a host without any because one runs at a time."""
         host = self._ours.host
         width = host.width_of(cell, host.weights_for(cell.model)) if host.hardware.is_npu else 1
