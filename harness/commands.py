@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
+from harness.commands_benchmark import benchmark_train_step
 from harness.commands_devices import documented_devices
 from harness.commands_flags import FSDP1_CONFIG, Flags, Form, NotBuilt, Places
 from harness.commands_serve import (
@@ -121,7 +122,11 @@ def contract_commands(cell: Cell) -> tuple[Step, ...]:
     for form in Form:
         for stage in (*stages_of(cell), Stage.EVAL):
             try:
-                steps |= {(form, step.name): step for step in _contract_stage(cell, stage, form)}
+                planned = _contract_stage(cell, stage, form)
+                steps |= {(form, step.name): step for step in planned}
+                if stage is Stage.TRAIN:
+                    weights = Weights.TINY if form is Form.TINY else Weights.REAL
+                    steps[form, "benchmark"] = replace(benchmark_train_step(planned[0], cell, weights), name="benchmark")
             except NotBuilt:
                 continue  # not_built says why, and whoever shows the contract asks it
     pushed = () if not steps else (push_step(_contract_scene(cell, Form.NPU)),)
