@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from harness.docs_page import read_page
 from harness.docs_run_edits import StandIns
-from harness.docs_run_plan import Block, Fate, Kind, PagePlan, Selection, plan_page
+from harness.docs_run_plan import Block, Fate, Kind, PagePlan, plan_page
 from harness.docs_run_reasons import PageHost, Reason
 from harness.docs_run_said import aborted_at_exit, answers_in, reply_to
+from harness.docs_run_select import Selection
 from harness.docs_run_units import statements
 from harness.docs_shell import numbered
 from harness.errors import HarnessError
