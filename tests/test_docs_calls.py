@@ -47,7 +47,8 @@ def test_a_start_of_ms_swift_is_known_behind_any_launcher(text: str, program: st
 @pytest.mark.parametrize(
     "text",
     ["python train.py --a 1", "accelerate launch train.py", "accelerate config", "torchrun --nproc_per_node 2", "python -c 'import swift'",
-     "python", "swift $CMD --a 1", "swift <command>", "pip install ms-swift", "vllm serve x", "docker run -n swift x", "docker exec swift bash",
+     "python",
+     "swift $CMD --a 1", "swift <command>", "pip install ms-swift", "vllm serve x", "docker run -n swift x", "docker exec swift bash",
      "pip install swift"],
 )  # fmt: skip
 def test_what_starts_something_else_is_left_alone(text: str) -> None:
