@@ -69,7 +69,7 @@ def _draft(fence: Fence, commands: tuple[Command, ...], host: PageHost, made: Co
     )
 
 
-_FUNCTION = re.compile(r"^[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*\(\)", re.MULTILINE)
+_FUNCTION = re.compile(r"(?:^|[;&|{])[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*\(\)", re.MULTILINE)
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -95,7 +95,7 @@ def _read_paths(commands: Sequence[Command]) -> list[str]:
     for command in commands:
         written = set(_written(command))
         words = [*command.words, *(word for _, word in command.environment)]
-        found += [word.text for word in words if "/" in word.text and word.text not in written]
+        found += [word.text for word in words if word.text not in written]
     return found
 
 
