@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from harness.docs_page import Page
 from harness.docs_shell import Command, CommandKind, Script, ShellFault, ShellWord, Value, read_shell
+from harness.docs_shell_programs import kind_of
 
 _SHELLS = {"shell", "bash", "sh", "zsh", "console", "shell-session", "shellsession", "terminal"}
 # An unfenced line that begins a command: `swift sft \`, `NPROC_PER_NODE=2 \`.
@@ -19,6 +20,12 @@ _NAMED = re.compile(r"\s*[A-Z][A-Z0-9_]*=|\s*(?:swift|megatron|accelerate|torchr
 _SCRIPT = re.compile(r"(?:.*/)?swift/cli/(?P<megatron>_megatron/)?(?P<name>\w+)\.py|[$<].*swift.*/(?P<other>\w+)\.py", re.IGNORECASE)
 _MODULE = re.compile(r"swift\.cli\.(?P<megatron>_megatron\.)?(?P<name>\w+)")
 _PROGRAMS = {"swift", "megatron"}
+# Programs that run the command among their words, on another host, in a container or in an environment. Those have names too, which may
+# be swift: only in front of one of these words it is the program.
+_CARRIERS = {
+    "srun", "mpirun", "docker", "podman", "nerdctl", "kubectl", "apptainer", "singularity", "conda", "micromamba", "uv", "poetry", "pixi",
+}  # fmt: skip
+_SUBCOMMANDS = {"pt", "sft", "rlhf", "infer", "export", "deploy", "eval", "rollout", "sample", "app", "web-ui", "merge-lora"}
 _CONFIGURATION = re.compile(r".*\.(?:ya?ml|json)")
 _PLACEHOLDER = re.compile(
     r"<[^<>]+>|\{[^{}\"':,]+\}|\[[^\[\]\"',\d]+\]|(?<![A-Za-z])[xX]{2,}(?![A-Za-z])|\.{3}|…|\*\*|(?i:your)(?:[_-]|\b)"
@@ -124,7 +131,17 @@ def call_of(command: Command) -> Call | None:
         first = 2 if command.kind is CommandKind.ACCELERATE else 1
         at = next((i for i, word in enumerate(words) if i >= first and _starts(word)), -1)
         return _started(words, at, words[0].text.rpartition("/")[2], words[first : max(at, first)]) if at > 0 else None
+    if words and words[0].text.rpartition("/")[2] in _CARRIERS:
+        start = next((i for i in range(1, len(words) - 1) if _is_program(words[i].text, words[i + 1].text)), 0)
+        return call_of(replace(command, words=words[start:], kind=kind_of(words[start:]))) if start else None
     return None
+
+
+def _is_program(word: str, behind: str) -> bool:
+    name = word.rpartition("/")[2]
+    if name in _PROGRAMS:
+        return behind.replace("_", "-") in _SUBCOMMANDS
+    return name == "torchrun" or (name == "accelerate" and behind == "launch")
 
 
 def _starts(word: ShellWord) -> bool:

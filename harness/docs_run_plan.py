@@ -7,29 +7,18 @@ writes, a server that it starts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.commands_page import (
-    DEFAULT_OUTPUT,
-    KNOWN,
-    OUTPUT_FLAGS,
-    SERVING,
-    TRAINING,
-    converses,
-    merges,
-    subcommand_of,
-    trains_adapter,
-)
-from harness.docs_page import Fence, Heading, Page
+from harness.commands_page import KNOWN, SERVING, TRAINING, converses, merges, subcommand_of, trains_adapter
+from harness.docs_page import Heading, Page
+from harness.docs_run_blocks import Draft, Needs, blocked, needs_of, read_blocks, with_needed
 from harness.docs_run_edits import Edit, StandIns, applied, documented_port, edits_of, ports_asked, url_edits
-from harness.docs_run_reasons import DECLARING, Obstacle, PageHost, Reason, flags_of, obstacles_of, texts, writes_outside
-from harness.docs_run_units import Statement, is_transcript, statements
-from harness.docs_shell import Command, CommandKind, read_shell
-from harness.errors import HarnessError, did_you_mean
+from harness.docs_run_reasons import DECLARING, Obstacle, PageHost, flags_of, texts
+from harness.docs_run_select import Selection, selected, shell_blocks
+from harness.docs_run_units import Statement
+from harness.docs_shell import Command, CommandKind
 from harness.model import Word
-
-SHELLS = ("shell", "bash", "sh", "zsh", "shell script", "console", "shell-session", "terminal")
 
 
 class Kind(Word):
@@ -83,7 +72,7 @@ class Block:
     edits: tuple[Edit, ...]
     fate: Fate
     obstacles: tuple[Obstacle, ...] = ()
-    needs: tuple[tuple[int, str], ...] = ()
+    needs: Needs = ()
     because: str = ""
     pulled_in: bool = False
 
@@ -97,29 +86,19 @@ class PagePlan:
     others: int
 
 
-@dataclass(frozen=True)
-class Selection:
-    """`section`: a title, or a regular expression that titles are searched with; `only`: a line within a block."""
-
-    section: str | None = None
-    only: int | None = None
-
-
 def plan_page(page: Page, host: PageHost, stand_ins: StandIns, selection: Selection, where: str) -> PagePlan:
     """Raises HarnessError where nothing is selected: a page without shell, an unknown section, a line in no block."""
-    shells = [fence for fence in page.fences if _is_shell(fence)]
-    if not shells:
-        raise HarnessError(where, "holds no block of shell.", f"Blocks that are run begin with ```{' or ```'.join(SHELLS[:3])}.")
-    chosen = _selected(page, shells, selection, where)
-    drafts = _read(shells, host)
+    shells = shell_blocks(page, where)
+    chosen = selected(page, shells, selection, where)
+    drafts = read_blocks(shells, host)
     models: dict[str, str] = {}
     known = replace(stand_ins, model=_noting(stand_ins.model, models))
     lines = {number: text for fence in shells for number, text in fence.body}
-    needs = [_needs(draft, drafts[:i]) for i, draft in enumerate(drafts)]
-    wanted = _with_needed(chosen, needs)
+    needs = [needs_of(draft, drafts[:i]) for i, draft in enumerate(drafts)]
+    wanted = with_needed(chosen, needs)
     runs = {i for i in wanted if not drafts[i].obstacles}
-    blocked = _blocked(sorted(wanted), runs, needs, drafts)
-    runs -= blocked.keys()
+    stuck = blocked(sorted(wanted), runs, needs, drafts)
+    runs -= stuck.keys()
     served = {port: stand_ins.port(port) for i in runs for port in drafts[i].serves}
     edits: list[Edit] = []
     for i in sorted(runs):
@@ -127,57 +106,8 @@ def plan_page(page: Page, host: PageHost, stand_ins: StandIns, selection: Select
         edits += url_edits(drafts[i].fence.body, served)
     # A variable's value is edited where it is assigned, which may be in a block above the command that reads it.
     edits = list(dict.fromkeys(edits))
-    blocks = [_block(i, drafts[i], page.headings, edits, served, runs, blocked, needs[i], i not in chosen) for i in sorted(wanted)]
+    blocks = [_block(i, drafts[i], page.headings, edits, served, runs, stuck, needs[i], i not in chosen) for i in sorted(wanted)]
     return PagePlan(tuple(blocks), models, len(page.fences) - len(shells))
-
-
-@dataclass(frozen=True)
-class _Draft:
-    """A block as read: what it sets, writes and serves, and what it reads of the kind."""
-
-    fence: Fence
-    statements: tuple[Statement, ...]
-    commands: tuple[Command, ...]
-    obstacles: tuple[Obstacle, ...]
-    sets: frozenset[str]
-    writes: frozenset[str]
-    serves: frozenset[int]
-    reads: frozenset[str]
-    asks: frozenset[int]
-
-
-def _is_shell(fence: Fence) -> bool:
-    return fence.language.strip("{}. ").split(" ")[0].partition("{")[0].lower() in SHELLS and bool(fence.body)
-
-
-def _selected(page: Page, shells: Sequence[Fence], selection: Selection, where: str) -> list[int]:
-    chosen = list(range(len(shells)))
-    if selection.only is not None:
-        line = selection.only
-        chosen = [i for i in chosen if shells[i].line <= line <= max(number for number, _ in shells[i].body) + 1]
-        if not chosen:
-            begins = ", ".join(str(fence.line) for fence in shells)
-            raise HarnessError(f"{where}:{line}", "no block of shell is there.", f"They begin at lines {begins}.")
-    if selection.section is not None:
-        spans = _spans(page, selection.section, where)
-        chosen = [i for i in chosen if any(begin <= shells[i].line < end for begin, end in spans)]
-        if not chosen:
-            raise HarnessError(where, f"no block of shell stands under {selection.section!r}.", "Choose another section.")
-    return chosen
-
-
-def _spans(page: Page, wanted: str, where: str) -> list[tuple[int, int]]:
-    """The lines of each section that is meant, those of its own sections included."""
-    try:
-        pattern = re.compile(wanted, re.IGNORECASE)
-    except re.error as fault:
-        raise HarnessError(f"--section {wanted}", f"is no regular expression: {fault}.", "Escape its special characters.") from None
-    exact = [heading for heading in page.headings if heading.title == wanted]
-    named = exact or [heading for heading in page.headings if pattern.search(heading.title)]
-    if not named:
-        raise HarnessError(where, f"no section's title matches {wanted!r}.", did_you_mean(wanted, [h.title for h in page.headings]))
-    ends = [*((heading.line, heading.level) for heading in page.headings), (len(page.lines) + 1, 0)]
-    return [(h.line, next(line for line, level in ends if line > h.line and level <= h.level)) for h in named]
 
 
 def _noting(model: Callable[[str, str], str], models: dict[str, str]) -> Callable[[str, str], str]:
@@ -188,126 +118,20 @@ def _noting(model: Callable[[str, str], str], models: dict[str, str]) -> Callabl
     return note
 
 
-def _read(shells: Sequence[Fence], host: PageHost) -> list[_Draft]:
-    drafts: list[_Draft] = []
-    variables: Mapping[str, object] = {}
-    made: set[str] = set()
-    for fence in shells:
-        script = read_shell(fence.body, variables)  # type: ignore[arg-type]
-        variables = script.variables
-        draft = _draft(fence, script.commands, host, made)
-        drafts.append(draft)
-        made |= draft.writes
-    return drafts
-
-
-def _draft(fence: Fence, commands: tuple[Command, ...], host: PageHost, made: Collection[str]) -> _Draft:
-    own = [command for command in commands if command.depth == 0]
-    sets = {name for command in own for name, _ in command.environment if not command.words or command.words[0].text in DECLARING}
-    writes = {path for command in commands for path in _written(command)} | _redirected(fence.text) | set(_FUNCTION.findall(fence.text))
-    found = [obstacle for command in commands for obstacle in obstacles_of(command, host, {*made, *writes})]
-    found += writes_outside(fence.body)
-    if is_transcript(fence.body) and not found:
-        found = [Obstacle(Reason.TRANSCRIPT, fence.line, "the block")]
-    ports = [documented_port(command) for command in commands]
-    return _Draft(
-        fence,
-        statements(fence.body),
-        commands,
-        tuple(dict.fromkeys(found)),
-        frozenset(sets),
-        frozenset(writes),
-        frozenset(port for port in ports if port is not None),
-        frozenset(_VARIABLE.findall(fence.text)) | frozenset(_read_paths(commands)),
-        ports_asked(commands),
-    )
-
-
-_FUNCTION = re.compile(r"^[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*\(\)", re.MULTILINE)
-_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
-
-
-def _written(command: Command) -> list[str]:
-    """Folders and files that a command is to leave."""
-    if command.words and command.words[0].text in ("mkdir", "touch", "cp", "tee"):
-        return [word.text for word in command.words[1:] if not word.text.startswith("-")]
-    if command.kind is not CommandKind.SWIFT or len(command.words) < 2:
-        return []
-    given = flags_of(command)
-    named = [word.text for flag in OUTPUT_FLAGS for word in given.get(flag, ())]
-    trains = subcommand_of(command.words[1].text) in TRAINING
-    return [*named, *([DEFAULT_OUTPUT] if trains and "--output_dir" not in given else [])]
-
-
-def _redirected(text: str) -> set[str]:
-    return {match[1] for match in re.finditer(r"(?<![<&\d])>{1,2}\s*([\w./-]+)", text)}
-
-
-def _read_paths(commands: Sequence[Command]) -> list[str]:
-    """Words that may name what an earlier block left: all but those that say where to write."""
-    found = []
-    for command in commands:
-        written = set(_written(command))
-        words = [*command.words, *(word for _, word in command.environment)]
-        found += [word.text for word in words if "/" in word.text and word.text not in written]
-    return found
-
-
-def _needs(draft: _Draft, above: Sequence[_Draft]) -> tuple[tuple[int, str], ...]:
-    """(number of a block above, what of it is taken). Of several that make the same, the nearest that can be run."""
-    needs: dict[int, str] = {}
-
-    def take(makers: list[int], what: str) -> None:
-        if makers:
-            nearest = next((i for i in reversed(makers) if not above[i].obstacles), makers[-1])
-            needs.setdefault(nearest, what)
-
-    for name in sorted(draft.reads - draft.sets):
-        take([i for i, other in enumerate(above) if name in other.sets], f"${name}")
-    for path in sorted({path for other in above for path in other.writes}):
-        if any(word == path or word.startswith(path.rstrip("/") + "/") for word in draft.reads):
-            take([i for i, other in enumerate(above) if path in other.writes], path)
-    for port in sorted(draft.asks - draft.serves):
-        take([i for i, other in enumerate(above) if port in other.serves], f"the server on port {port}")
-    return tuple(sorted(needs.items()))
-
-
-def _with_needed(chosen: Sequence[int], needs: Sequence[tuple[tuple[int, str], ...]]) -> set[int]:
-    wanted: set[int] = set()
-    waiting = list(chosen)
-    while waiting:
-        number = waiting.pop()
-        if number not in wanted:
-            wanted.add(number)
-            waiting += [other for other, _ in needs[number]]
-    return wanted
-
-
-def _blocked(
-    order: Sequence[int], runs: set[int], needs: Sequence[tuple[tuple[int, str], ...]], drafts: Sequence[_Draft]
-) -> dict[int, str]:
-    blocked: dict[int, str] = {}
-    for number in order:
-        lacking = next(((i, what) for i, what in needs[number] if i not in runs or i in blocked), None)
-        if number in runs and lacking is not None:
-            blocked[number] = f"takes {lacking[1]} from the block at line {drafts[lacking[0]].fence.line}, which is not run here"
-    return blocked
-
-
 def _block(
     number: int,
-    draft: _Draft,
+    draft: Draft,
     headings: Sequence[Heading],
     edits: Sequence[Edit],
     served: Mapping[int, int],
     runs: set[int],
-    blocked: Mapping[int, str],
-    needs: tuple[tuple[int, str], ...],
+    stuck: Mapping[int, str],
+    needs: Needs,
     pulled_in: bool,
 ) -> Block:
     section = next((heading.title for heading in reversed(headings) if heading.line < draft.fence.line), "")
-    fate = Fate.RUN if number in runs else Fate.BLOCKED if number in blocked else Fate.NOT_RUNNABLE
-    because = blocked.get(number, "") or "; ".join(map(str, draft.obstacles))
+    fate = Fate.RUN if number in runs else Fate.BLOCKED if number in stuck else Fate.NOT_RUNNABLE
+    because = stuck.get(number, "") or "; ".join(map(str, draft.obstacles))
     units: list[Unit] = []
     made: list[Edit] = []
     for statement in draft.statements if fate is Fate.RUN else ():

@@ -1,6 +1,7 @@
 """python -m harness docs check FILE... [--docs-tree DIR] [--source DIR] [--notes] [--json]: what pages say that is not so.
 
-Exit codes: 0 no fault, 1 a fault was found, 2 a file can't be read as a page, 3 matrix.yaml. Nothing of a page is run.
+Exit codes: 0 no fault, 1 a fault was found, 2 a file can't be read as a page, 3 matrix.yaml, 5 there is no ms-swift to ask about the
+commands of a page. Nothing of a page is run.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,11 @@ from harness.docs_check import Facts, as_json, as_text, check_page, page_of
 from harness.docs_check_facts import Finding
 from harness.docs_check_installed import Installed
 from harness.docs_check_tree import DocsTree
+from harness.docs_commands import check_commands
+from harness.docs_page import Page
+from harness.door_docs_run import add_run
 from harness.door_docs_update import add_update
-from harness.errors import HarnessError
+from harness.errors import HarnessError, HostError
 from harness.model import Matrix
 from harness.report import current_table
 from harness.session import open_store
@@ -29,8 +34,8 @@ _LARGEST_BYTES = 16 * 2**20
 def add_docs(commands: Any) -> None:
     """Adds `docs` with its own subcommands to argparse's subparsers."""
     parser = commands.add_parser("docs", help="documents against matrix.yaml, evidence and the installed packages")
-    subcommands = parser.add_subparsers(required=True, metavar="check|update")
-    for subparser in (_add_check(subcommands), add_update(subcommands)):
+    subcommands = parser.add_subparsers(required=True, metavar="check|update|run")
+    for subparser in (_add_check(subcommands), add_update(subcommands), add_run(subcommands)):
         subparser.add_argument("--json", action="store_true", help="for machines")
         subparser.add_argument("--root", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         subparser.add_argument("--matrix", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -41,7 +46,7 @@ def _add_check(subcommands: Any) -> argparse.ArgumentParser:
         "check",
         help="what pages say that is not so, each with its line",
         description="Prints a line a fault, and nothing for a page without faults. Nothing of a page is run or imported. Exit codes: 0 no "
-        "fault, 1 a fault was found, 2 a file can't be read as a page.",
+        "fault, 1 a fault was found, 2 a file can't be read as a page, 5 no ms-swift to ask about commands.",
     )
     parser.add_argument("file", type=Path, nargs="+", metavar="FILE", help="a page of Markdown or plain text, or a shell script")
     parser.add_argument("--docs-tree", type=Path, default=None, metavar="DIR", help="the documentation's folder: links are looked up in it")
@@ -64,12 +69,21 @@ def run_check(args: argparse.Namespace, matrix: Matrix) -> int:
         except HarnessError as error:
             errors.append(error)
             continue
-        facts = Facts(matrix, packages, lambda page: (), marks, DocsTree(tree, path) if tree else None)
+        facts = Facts(matrix, packages, partial(_commands, errors), marks, DocsTree(tree, path) if tree else None)
         found[str(path)] = check_page(page, str(path), facts)
     _print(found, errors, args)
     if errors:
-        return HarnessError.exit_code
+        return errors[0].exit_code
     return 1 if any(not finding.note for findings in found.values() for finding in findings) else 0
+
+
+def _commands(errors: list[HarnessError], page: Page) -> tuple[Finding, ...]:
+    """What ms-swift refuses of the page's commands. Where it can't be asked, that is an error, and the rest is checked all the same."""
+    try:
+        return check_commands(page)
+    except HostError as error:
+        errors.append(error)
+        return ()
 
 
 def _print(found: dict[str, tuple[Finding, ...]], errors: Iterable[HarnessError], args: argparse.Namespace) -> None:

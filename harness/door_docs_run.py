@@ -26,7 +26,8 @@ from harness.docs_check import page_of
 from harness.docs_page import Page
 from harness.docs_run import BlockResult, Result, UnitResult, run_page, succeeded
 from harness.docs_run_host import Scratch, page_host, search_path_of
-from harness.docs_run_plan import Block, Fate, Kind, PagePlan, Selection, plan_page
+from harness.docs_run_plan import Block, Fate, Kind, PagePlan, plan_page
+from harness.docs_run_select import Selection
 from harness.docs_run_shell import PageShell
 from harness.errors import HarnessError, HostError
 from harness.guardian import owned, sweep

@@ -24,7 +24,11 @@ SIZE = 64
 # Zeros, ones, the largest, infinities, NaN, denormals, and a tie's neighbours: drawn more often than their share.
 EDGES = [0x0000, 0x8000, 0x3F80, 0xBF80, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0, 0xFFC1, 0x0001, 0x8001, 0x007F, 0x0080, 0x3F81]
 BITS = st.lists(st.sampled_from(EDGES) | st.integers(0, 2**16 - 1), min_size=SIZE, max_size=SIZE)
-WORDS = st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([e << 16 | t for e in EDGES for t in (0x7FFF, 0x8000, 0x8001)]), min_size=SIZE, max_size=SIZE)  # fmt: skip
+WORDS = st.lists(
+    st.integers(0, 2**32 - 1) | st.sampled_from([edge << 16 | tie for edge in EDGES for tie in (0x7FFF, 0x8000, 0x8001)]),
+    min_size=SIZE,
+    max_size=SIZE,
+)
 tried = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 
 

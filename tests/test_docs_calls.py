@@ -30,6 +30,9 @@ def calls(text: str) -> list[Call]:
         ("accelerate launch -m swift.cli.rlhf --a 1", "swift", "rlhf", "accelerate"),
         ("torchrun --nproc_per_node=$N /opt/ms-swift/swift/cli/_megatron/pt.py --a 1", "megatron", "pt", "torchrun"),
         ("torchrun --standalone /opt/venv/bin/swift sft --a 1", "swift", "sft", "torchrun"),
+        ("nohup srun --time=4:0:0 -n 1 swift rlhf --a 1", "swift", "rlhf", ""),
+        ("docker run --rm --name swift x:swift swift sft --a 1", "swift", "sft", ""),
+        ("apptainer exec --nv x.sif /opt/venv/bin/torchrun --nnodes 1 /opt/venv/bin/swift sft --a 1", "swift", "sft", "torchrun"),
         ("deepspeed --hostfile=h.txt swift/cli/sft.py --a 1", "swift", "sft", "deepspeed"),
         ("python -m swift.cli.main infer --a 1", "swift", "infer", ""),
         ("python3.11 $SWIFT_CLI_DIR/sft.py --a 1", "swift", "sft", ""),
@@ -44,7 +47,9 @@ def test_a_start_of_ms_swift_is_known_behind_any_launcher(text: str, program: st
 @pytest.mark.parametrize(
     "text",
     ["python train.py --a 1", "accelerate launch train.py", "accelerate config", "torchrun --nproc_per_node 2", "python -c 'import swift'",
-     "python", "swift $CMD --a 1", "swift <command>", "pip install ms-swift", "vllm serve x", "docker run x swift sft"],
+     "python",
+     "swift $CMD --a 1", "swift <command>", "pip install ms-swift", "vllm serve x", "docker run -n swift x", "docker exec swift bash",
+     "pip install swift"],
 )  # fmt: skip
 def test_what_starts_something_else_is_left_alone(text: str) -> None:
     assert calls(text) == []

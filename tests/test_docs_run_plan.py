@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from harness.docs_page import read_page
 from harness.docs_run_edits import StandIns
-from harness.docs_run_plan import Block, Fate, Kind, PagePlan, Selection, plan_page
+from harness.docs_run_plan import Block, Fate, Kind, PagePlan, plan_page
 from harness.docs_run_reasons import PageHost, Reason
 from harness.docs_run_said import aborted_at_exit, answers_in, reply_to
+from harness.docs_run_select import Selection
 from harness.docs_run_units import statements
 from harness.docs_shell import numbered
 from harness.errors import HarnessError
@@ -196,6 +197,7 @@ def test_curl_may_be_missing_on_a_host() -> None:
         "mkdir -p work && cd work\ncd ..",
         "cat > run.sh <<'EOF'\necho hello\nEOF\nbash run.sh",
         "python -c 'import jsno'",
+        "A=1; f() { echo $1; }; f 1",
         "curl http://127.0.0.1:8000/v1/models",
         "rm -rf output",
         "ls > /dev/null 2>&1",
@@ -213,6 +215,11 @@ def test_a_block_whose_inputs_come_from_one_that_is_not_run_is_blocked() -> None
     assert [block.fate for block in blocks] == [Fate.NOT_RUNNABLE, Fate.BLOCKED, Fate.NOT_RUNNABLE, Fate.BLOCKED]
     assert blocks[1].because == "takes $IMAGE from the block at line 1, which is not run here"
     assert blocks[3].because == "takes the server on port 8000 from the block at line 8, which is not run here"
+
+
+def test_a_file_that_a_block_above_writes_is_an_input() -> None:
+    blocks = plan(fenced("docker ps > said.txt", "cat said.txt")).blocks
+    assert [block.fate for block in blocks] == [Fate.NOT_RUNNABLE, Fate.BLOCKED]
 
 
 def test_of_two_ways_to_set_a_variable_the_one_that_runs_here_is_taken() -> None:

@@ -21,6 +21,7 @@ ROOMS = {
         "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
         "docs_shell*", "docs_calls",
         "docs_run_units", "docs_run_reasons", "docs_run_edits", "docs_run_plan", "docs_run_said",
+        "docs_run_blocks", "docs_run_obstacles", "docs_run_select",
         "parity", "parity_words",
         "docs_page", "docs_page_table", "docs_rows*", "docs_update", "docs_update_*",
         "docs_check", "docs_check_devices", "docs_check_facts", "docs_check_links", "docs_check_modules", "docs_check_names",

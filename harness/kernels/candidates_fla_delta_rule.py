@@ -175,7 +175,8 @@ def _recurrent() -> Kernel:
     def candidate(inputs: Named, params: Params) -> Named:
         x, options = _asked(inputs, params)
         rule = parts.fla("ops.gated_delta_rule", "fused_recurrent_gated_delta_rule")
-        return _answer(*rule(x["q"], x["k"], x["v"], **options), params)
+        o, final = rule(x["q"], x["k"], x["v"], **options)
+        return _answer(o, final, params)
 
     examples = (
         _example(5, share=2, initial=True, final=True),

@@ -229,7 +229,8 @@ def _padding(params: Params) -> list[int]:
 
 
 def _queries(params: Params) -> int:
-    return int({"decoding": 1, "chunk": 2}.get(params["form"], params["tokens"]))
+    tokens: int = params["tokens"]
+    return {"decoding": 1, "chunk": 2}.get(params["form"], tokens)
 
 
 def _called_inputs(params: Params, generator: torch.Generator) -> dict[str, torch.Tensor]:

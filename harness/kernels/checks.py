@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 # Modules that give `checks()`, in the order in which they are told.
-_MODULES = ("checks_swift",)
+_MODULES = ("checks_swift", "checks_switches", "checks_attention", "checks_mindspeed", "gdn_choice")
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,22 @@ class Check:
     what: str
     run: Callable[[], None]
     missing: Callable[[], str] = lambda: ""
+
+
+def holds(statement: bool, told: str) -> None:
+    """Raises AssertionError with `told` unless the statement holds. Not `assert`, which -O leaves out."""
+    if not statement:
+        raise AssertionError(told)
+
+
+def refuses(error: type[Exception], said: str, act: Callable[[], object]) -> None:
+    """Raises AssertionError unless `act` raises this error with `said` in its text."""
+    try:
+        found = act()
+    except error as raised:
+        holds(said in str(raised), f"{error.__name__} says {str(raised)!r}, and not {said!r}")
+        return
+    raise AssertionError(f"nothing was refused: it gave {found!r} in place of {error.__name__} {said!r}")
 
 
 def checks() -> tuple[Check, ...]:

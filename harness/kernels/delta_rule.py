@@ -166,10 +166,12 @@ def chunk_states(
     *,
     initial: Tensor | None = None,
     added: Tensor | None = None,
+    gk: Tensor | None = None,
     lengths: Sequence[int] | None = None,
 ) -> States:
     """v' = u - w S; S <- exp(g_last) S + sum over the chunk of exp(g_last - g_i) k_i v'_i^T.
 
+    `gk` [B, T, HV, K]: running sums of a gate for each key's element, by whose last the state decays too.
     `added` [chunks, HV, K, V]: goes into the state that leaves each chunk, whose gradient is its own, then.
     """
     rows, tokens, heads, wide = u.shape
@@ -183,7 +185,8 @@ def chunk_states(
         new = u[row, begin:end] - torch.einsum("thk,hkv->thv", w[row, begin:end], state[number])
         gates = g[row, begin:end] if g is not None else torch.zeros(end - begin, heads, dtype=u.dtype)
         kept = new * (gates[-1] - gates).exp()[..., None]
-        state[number] = state[number] * gates[-1].exp()[:, None, None] + torch.einsum("thk,thv->hkv", k[row, begin:end], kept)
+        decay = gates[-1].exp()[:, None] if gk is None else gk[row, end - 1].exp() * gates[-1].exp()[:, None]
+        state[number] = state[number] * decay[..., None] + torch.einsum("thk,thv->hkv", k[row, begin:end], kept)
         if added is not None:
             state[number] = state[number] + added[chunk]
         pieces[row].append(new)

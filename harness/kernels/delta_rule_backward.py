@@ -55,6 +55,7 @@ def states(
     size: int = CHUNK,
     *,
     dht: Tensor | None = None,
+    gk: Tensor | None = None,
     lengths: Lengths = None,
 ) -> StateGradients:
     """Of <o, do> + <v', dv> + <final, dht>, o being what the entering states add to the output: chunk_gated_delta_rule_bwd_dhu."""
@@ -67,13 +68,13 @@ def states(
         u = _leaf(torch.zeros_like(do))
         initial = _leaf(do.new_zeros(len(where.sequences), heads, q.shape[-1], wide))
         added = _leaf(do.new_zeros(len(chunks), heads, q.shape[-1], wide))
-        found = chunk_states(k, w, u, g, size, initial=initial, added=added, lengths=lengths)
+        found = chunk_states(k, w, u, g, size, initial=initial, added=added, gk=gk, lengths=lengths)
         loss = _inner(found.new_values, dv)
         for chunk, (row, begin, end, _) in enumerate(chunks):
             loss = loss + _inner(torch.einsum("thk,hkv->thv", reads[row, begin:end], found.entering[chunk]), do[row, begin:end])
         if dht is not None:
             loss = loss + _inner(found.final, dht)
-        return StateGradients(*torch.autograd.grad(loss, (added, initial, u)))
+        return StateGradients(*torch.autograd.grad(loss, (added, initial, u), materialize_grads=True))
 
 
 @dataclass(frozen=True)

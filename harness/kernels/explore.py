@@ -52,7 +52,14 @@ class KnownOutcome:
 
 
 class ParityError(AssertionError):
-    """The candidate differs from its golden, did not run, or died. The text names the kernel and ends with the command that repeats it."""
+    """The candidate differs from its golden, did not run, or died. The text names the kernel and ends with the command that repeats it.
+
+    `cases`: how many were tried until then, this one among them.
+    """
+
+    def __init__(self, text: str, cases: int = 1) -> None:
+        super().__init__(text)
+        self.cases = cases
 
 
 class _Search:
@@ -68,7 +75,7 @@ class _Search:
         trial, died = _outcome(self.kernel, case)
         self.cases += 1
         if trial.faults:
-            raise ParityError(told(self.kernel, trial)) from died
+            raise ParityError(told(self.kernel, trial), self.cases) from died
         self.ill += sum(figure.ill for figure in trial.figures)
         for figure in (figure for figure in trial.figures if not figure.ill):
             before = self.worst.get(figure.direction)
@@ -120,8 +127,8 @@ def explore(kernel: Kernel, dtype: str, *, quick: bool = False, shrink: bool = T
             if not search.left_out:
                 raise
         except Flaky as flaky:
-            said = str(flaky).splitlines()[0]
-            raise ParityError(f"{kernel.name} in {dtype} ({kernel.what}): the same case failed and then passed: {said}") from flaky
+            said = f"{kernel.name} in {dtype} ({kernel.what}): the same case failed and then passed: {str(flaky).splitlines()[0]}"
+            raise ParityError(said, search.cases) from flaky
     return search.exploration(dtype)
 
 

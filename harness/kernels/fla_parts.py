@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,6 @@ from harness.kernels.values import normal
 
 Named = dict[str, torch.Tensor]
 _HOW = "`pip install 'flash-linear-attention>=0.6'`"
-TO_BASE_2 = 1 / math.log(2)
 
 # T beside one and two chunks, widths of 16 and beside it. One token of one head is an example's to give, with many heads: alone, its
 # gradients hang on one sum, which now and then cancels, and then no dtype computes it well.
@@ -85,9 +83,9 @@ def shapes(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def case(T: int = 65, *, B: int = 1, H: int = 1, share: int = 1, K: int = 16, V: int = 24, lengths: Any = None, gate: str = "mild", **more: Any) -> dict[str, Any]:  # fmt: skip
+def case(T: int = 65, **given: Any) -> dict[str, Any]:
     """One example of what shapes() draws."""
-    return {"B": B, "T": T, "H": H, "share": share, "K": K, "V": V, "lengths": lengths, "gate": gate, **more}
+    return {"B": 1, "T": T, "H": 1, "share": 1, "K": 16, "V": 24, "lengths": None, "gate": "mild", **given}
 
 
 def gates(generator: torch.Generator, kind: str, *size: int) -> torch.Tensor:
@@ -97,11 +95,17 @@ def gates(generator: torch.Generator, kind: str, *size: int) -> torch.Tensor:
 
 
 def running_gates(generator: torch.Generator, params: Params, size: int = CHUNK) -> Named:
-    """{"g": running sums within chunks}, or nothing where `gate` is none."""
-    rows, tokens, _, heads, _, _ = shape(params)
-    if params["gate"] == "none":
+    """By params["gate"]: {"g": running sums within chunks}; vector: {"gk": the same for each key's element}; gamma: {"gamma": one gate for
+    all tokens of a head [HV]}; none: {}."""
+    rows, tokens, _, heads, width, _ = shape(params)
+    kind, lengths = params["gate"], params["lengths"]
+    if kind == "none":
         return {}
-    return {"g": chunk_cumsum(gates(generator, params["gate"], rows, tokens, heads), size, lengths=params["lengths"])}
+    if kind == "gamma":
+        return {"gamma": gates(generator, "mild", heads)}
+    if kind == "vector":
+        return {"gk": chunk_cumsum(gates(generator, "mild", rows, tokens, heads, width) / 8, size, lengths=lengths)}
+    return {"g": chunk_cumsum(gates(generator, kind, rows, tokens, heads), size, lengths=lengths)}
 
 
 def keys(generator: torch.Generator, rows: int, tokens: int, heads: int, width: int) -> torch.Tensor:
@@ -124,8 +128,3 @@ def solved_of(inputs: Mapping[str, torch.Tensor], params: Params, size: int = CH
     lengths = params["lengths"]
     solved = solve_tril(scaled_dot_kkt(wide["k"], wide["beta"], wide.get("g"), size, lengths=lengths), lengths=lengths)
     return solved.to(inputs["k"].dtype)
-
-
-def to_base_2(inputs: Named) -> torch.Tensor | None:
-    """g as fla's kernels take it."""
-    return inputs["g"] * TO_BASE_2 if "g" in inputs else None

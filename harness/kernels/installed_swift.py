@@ -141,7 +141,10 @@ def _bare_parents() -> Iterator[None]:
         bare[name].__path__ = [str(root / folder)]
     bare["swift.utils.logger"] = ModuleType("swift.utils.logger")
     # The real one configures logging by ModelScope; what ms-swift logs here is for nobody.
-    bare["swift.utils.logger"].get_logger = lambda *_, **__: logging.getLogger("swift.under_test")  # type: ignore[attr-defined]
+    quiet = logging.getLogger("harness.kernels.swift")
+    quiet.addHandler(logging.NullHandler())
+    quiet.propagate = False
+    bare["swift.utils.logger"].get_logger = lambda *_, **__: quiet  # type: ignore[attr-defined]
     real = {name: sys.modules.pop(name) for name in _swift_modules()}
     sys.modules.update(bare)
     try:

@@ -48,6 +48,14 @@ def run_trial(kernel: Kernel, case: Case) -> Trial:
     return Trial(case, figures, dict(ran), tuple(faults))
 
 
+def candidate_answers(kernel: Kernel, case: Case) -> Mapping[tuple[str, Direction], torch.Tensor]:
+    """What the candidate alone gives: outputs, and gradients of a weighted sum of them. Raises what it raises."""
+    exact = kernel.inputs(case.params, torch.Generator().manual_seed(case.seed))
+    rounded = {name: _rounded(value, case.dtype, name in kernel.keep) for name, value in exact.items()}
+    with kernel.counted():
+        return _answers(kernel, kernel.candidate, rounded, case.params, case.seed)
+
+
 def _rounded(value: torch.Tensor, dtype: str, kept: bool) -> torch.Tensor:
     if not value.is_floating_point():
         return value

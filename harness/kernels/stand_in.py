@@ -77,8 +77,8 @@ class Bench:
 
 
 @contextmanager
-def imported(modules: Mapping[str, ModuleType]) -> Iterator[None]:
-    """While inside, these are in sys.modules. Unlike mock.patch.dict this keeps what else is imported meanwhile."""
+def imported(modules: Mapping[str, Any]) -> Iterator[None]:
+    """While inside, these are in sys.modules; None: not importable. Unlike mock.patch.dict this keeps what else is imported meanwhile."""
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:
