@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.errors import EvidenceError
 from harness.model import Cell, Evidence, Matrix, Ruling, Stage, Tier, Weights
 from harness.parity_store import load_all
-from harness.render import render_report, render_support
+from harness.render import render_npu_support, render_report, render_support
 from harness.render_parity import render_parity
 from harness.rules import proof_gap, required_stages, rule_for
 from harness.store import Store, read_regular, write_atomically
@@ -24,7 +24,7 @@ _SHOWN_DIFFERENCES = 20
 
 
 def write_report(root: Path, matrix: Matrix, store: Store, as_of: date | None = None) -> tuple[Path, ...]:
-    """Write reports/support.md, support.zh.md, report.md, kernel-parity.md and kernel-parity.zh.md below `root`; their paths.
+    """Write support, npu-support and kernel-parity (each .md and .zh.md) and report.md below `root`/reports; their paths.
 
     `as_of` is the day on which ages are measured (default: the newest evidence's). Evidence that is refused is named in report.md and
     counts for nothing. Raises EvidenceError for a rehearsal's store, HostError if the disk refuses.
@@ -93,6 +93,8 @@ def _pages(matrix: Matrix, store: Store, as_of: date | None) -> tuple[dict[str, 
     pages = {
         "support.md": render_support(table, matrix, "en"),
         "support.zh.md": render_support(table, matrix, "zh"),
+        "npu-support.md": render_npu_support(table, matrix, "en"),
+        "npu-support.zh.md": render_npu_support(table, matrix, "zh"),
         "report.md": render_report(table, matrix, refused),
     }
     return pages, refused
