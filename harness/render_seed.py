@@ -105,9 +105,7 @@ class SeedPage:
         made, group = [], ""
         for row in rows:
             here = self._words(row, "group")
-            made.append(
-                (here if here != group else "", self._words(row, "feature"), self._words(row, "state"), *self._stood_for(row)),
-            )
+            made.append((here if here != group else "", self._words(row, "feature"), self._words(row, "state"), *self._stood_for(row)))
             group = here
         return made
 
@@ -139,8 +137,12 @@ class SeedPage:
             scope = scope_of(keys, meaning, self.page.matrix, strategy) if len(groups) > 1 else ""
             shown.append(f"{escape_markdown(scope)}{self.words['colon']}{text}" if scope else text)
         stacks = dict.fromkeys(filter(None, (self.page.versions(mark.versions) for mark in marks.values())))
-        links = dict.fromkeys(self.page.link(piece) for mark in marks.values() if (piece := self._decides(mark)) is not None)
-        return self.words["separator"].join(shown), self.words["separator"].join(stacks), ", ".join(links)
+        links = []
+        for key, mark in marks.items():
+            if (piece := self._decides(mark)) is not None:
+                scope = escape_markdown(scope_of([key], meaning, self.page.matrix, strategy)) if names_model else ""
+                links.append(f"{scope}{self.words['colon']}{self.page.link(piece)}" if scope else self.page.link(piece))
+        return self.words["separator"].join(shown), self.words["separator"].join(stacks), ", ".join(dict.fromkeys(links))
 
     def no_cell(self, claims: Iterable[Claim]) -> str:
         why = dict.fromkeys(said(claim.because_no_cell, self.page.language) for claim in claims if claim.because_no_cell)

@@ -122,7 +122,7 @@ _COLUMNS: Mapping[str, tuple[tuple[str, str], ...]] = {
     # No column of this one may be taken for the document's: its rows are not of documented models.
     "tiny": (
         *((f"documented: {english}", f"文档：{chinese}") for english, chinese in _MEMORY),
-        *((f"tiny: {english}", f"微型：{chinese}") for english, chinese in (*_PEAKS, ("process", "进程"))),
+        *((f"tiny: {english}", f"微型：{chinese}") for english, chinese in (*_PEAKS, ("process RSS", "进程 RSS"))),
         *(("measured on", "实测于"), ("stack", "软件栈"), ("evidence", "证据")),
     ),
 }

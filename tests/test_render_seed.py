@@ -169,7 +169,7 @@ def test_a_row_shows_the_mark_of_each_of_its_cells_with_hardware_date_stack_and_
     assert row[4] == "FSDP1/FSDP2: untested; zero2: verified (a2) 2026-06-01; zero3: failing (a2) 2026-06-01"
     assert "torch_npu 2.9.0, cann 9.0.0" in row[5]
     oldest = min(verified, key=lambda piece: piece.sha256)
-    assert row[6] == f"{oldest.stage} {oldest.sha256[:8]}, resume {failing[-1].sha256[:8]}"
+    assert row[6] == f"zero2: {oldest.stage} {oldest.sha256[:8]}, zero3: resume {failing[-1].sha256[:8]}"
     others = [row[4] for number, row in enumerate(of(text, "sft")) if number != at]
     assert set(others) == {"untested"}
 
