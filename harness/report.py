@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -66,8 +66,12 @@ def current_table(matrix: Matrix, store: Store, as_of: date | None = None) -> tu
     if store.rehearsal:
         raise EvidenceError(str(store.root), "is the store of a rehearsal, which proves nothing.", "Report from the repository's store.")
     evidence, refused = store.load_all(strict=False)
-    table = support_table(matrix, evidence, as_of, required_stages=required_stages, ruling=partial(_ruling, matrix), gap=_gap)
-    return table, refused
+    return fold(matrix, evidence, as_of), refused
+
+
+def fold(matrix: Matrix, evidence: Iterable[Evidence], as_of: date | None = None) -> SupportTable:
+    """The support table of any evidence, as the rules of today have it."""
+    return support_table(matrix, evidence, as_of, required_stages=required_stages, ruling=partial(_ruling, matrix), gap=_gap)
 
 
 def count_marks(matrix: Matrix, store: Store, as_of: date | None = None) -> Counter[str]:
