@@ -13,7 +13,7 @@ from harness.docs_run_shell import PageShell, Served
 from harness.logs import read_tail
 from harness.model import Word
 
-EXCERPT_LINES = 15
+EXCERPT_LINES, EXCERPT_WIDTH = 15, 240
 
 
 class Result(Word):
@@ -131,7 +131,8 @@ class _Run:
         excerpt = ""
         if not judged.ok:
             log = read_tail(self.shell.log_of(unit))
-            excerpt = "\n".join(log.replace("\r", "\n").rstrip().split("\n")[-EXCERPT_LINES:])
+            lines = log.replace("\r", "\n").rstrip().split("\n")[-EXCERPT_LINES:]
+            excerpt = "\n".join(line[:EXCERPT_WIDTH] for line in lines)
         return UnitResult(unit.line, unit.kind, judged, time.monotonic() - began, excerpt)
 
     def end_servers(self, after: Block) -> None:

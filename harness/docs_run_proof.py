@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.artifacts import read_answers, read_checkpoint
 from harness.diagnose import diagnose
 from harness.docs_run_plan import Kind, Unit
-from harness.docs_run_said import ABORT_BECAUSE, aborted_at_exit, answers_in, reply_to, results_named
+from harness.docs_run_said import ABORT_BECAUSE, aborted_at_exit, answers_in, asked_of_a_hub, reply_to, results_named
 from harness.model import Run
 from harness.proof_deploy import ServerReport
 
@@ -59,8 +59,8 @@ def judge_ready(report: ServerReport | None, run: Run | None) -> Judged:
     """Of a server that was waited for; `run` if it has ended by itself meanwhile."""
     if report is None or report.ready_s is None:
         if run is not None and run.ended_by != "request":
-            outcome = diagnose(run.log_tail, run)
-            return Judged(False, f"ended before it answered: {_how(run)}; {outcome.line}", outcome.cause)
+            failed = _told(run)
+            return Judged(False, f"ended before it answered: {failed.said}", failed.cause)
         where = f", but on port {report.other_port}" if report and report.other_port else ""
         return Judged(False, f"did not answer /v1/models{where} after {report.waited_s if report else 0:.0f} s", "serve.never_ready")
     if not report.served_by_run:
@@ -73,8 +73,7 @@ def judge_ready(report: ServerReport | None, run: Run | None) -> Judged:
 def judge_end(run: Run, port_left: bool) -> Judged:
     """Of a server that was asked to end: SIGTERM to its group must be enough, and leave nothing."""
     if run.ended_by != "request":
-        outcome = diagnose(run.log_tail, run)
-        return Judged(False, f"ended before it was asked to: {_how(run)}; {outcome.line}", "serve.died")
+        return Judged(False, f"ended before it was asked to: {_told(run).said}", "serve.died")
     left = [f"left running: {one}" for one in run.leftovers] + (["its port is still taken"] if port_left else [])
     return Judged(not left, "; ".join(left) or "ended on SIGTERM, nothing left", "run.orphan" if left else "")
 
@@ -82,8 +81,15 @@ def judge_end(run: Run, port_left: bool) -> Judged:
 def _failed(unit: Unit, run: Run) -> Judged:
     if unit.kind is Kind.INFER and aborted_at_exit(run.log_tail, run.exit_code):
         return Judged(False, ABORT_BECAUSE, "run.signal")
-    outcome = diagnose(run.log_tail, run)
-    how = _how(run)
+    return _told(run)
+
+
+def _told(run: Run) -> Judged:
+    """How a process that failed ended, and what of its log says why."""
+    how, outcome = _how(run), diagnose(run.log_tail, run)
+    if asked := asked_of_a_hub(run.log_tail):
+        because = f"a hub was asked for {asked!r}: here that is no folder, nor a model that the installed ms-swift knows"
+        return Judged(False, f"{how}; {because}", outcome.cause)
     return Judged(False, outcome.line if outcome.line.startswith(how) else f"{how}; {outcome.line}", outcome.cause)
 
 

@@ -10,6 +10,10 @@ from typing import Any
 # ms-swift prints 50 dashes under each answer; before it the prompt of its conversation, or the mark of a row that is answered streamed.
 _ANSWER = re.compile(r"(?:<<< |^\[RESPONSE\] )(?P<answer>(?:(?!<<< |^\[RESPONSE\] ).)*?)\n-{50}$", re.DOTALL | re.MULTILINE)
 _RESULTS = re.compile(r"The inference results have been saved to result_path: `([^`]+)`")
+_ASKED_OF_HUB = re.compile(
+    r"with url: /api/v1/(?:models|datasets)/(?P<modelscope>[\w.-]+(?:/[\w.-]+)*?)(?:/(?:repo|revisions|resolve)\b|[?\s])"
+    r"|(?:^|\s)'?(?P<hf>[\w./-]+)'? is not the path to a directory containing a file named"
+)
 _NO_THOUGHT = re.compile(r"<think>\s*</think>")
 ABORTED = "terminate called without an active exception"
 ABORT_BECAUSE = (
@@ -27,6 +31,12 @@ def results_named(log: str) -> str:
     """The file that `swift infer` says it wrote its answers to; "" if it says none."""
     named = _RESULTS.findall(log)
     return str(named[-1]) if named else ""
+
+
+def asked_of_a_hub(log: str) -> str:
+    """What a failed command wanted of a hub, where there is none to ask; "" if it asked for nothing."""
+    found = _ASKED_OF_HUB.search(log)
+    return (found["modelscope"] or found["hf"]) if found else ""
 
 
 def aborted_at_exit(log: str, exit_code: int | None) -> bool:

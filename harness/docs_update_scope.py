@@ -20,15 +20,17 @@ def said_of_row(meaning: RowMeaning, answers: Mapping[CellKey, Said], matrix: Ma
     for key in meaning.cells:
         if key in answers:
             groups.setdefault(answers[key], []).append(key)
-    words = own_words(strategy_cell)
+    return tuple(replace(said, of=scope_of(keys, meaning, matrix, strategy_cell)) for said, keys in groups.items())
+
+
+def scope_of(keys: Sequence[CellKey], meaning: RowMeaning, matrix: Matrix, strategy_cell: str) -> str:
+    """What tells `keys`, some of the row's cells, from the rest of the row, by the row's own words; "" where they are all of it."""
     cells = {cell.id: cell for cell in matrix.cells}
     if not meaning.names_model:
-        return tuple(
-            replace(said, of=", ".join(_whole(cells[cell], str(target)) for cell, target in keys)) for said, keys in groups.items()
-        )
+        return ", ".join(_whole(cells[cell], str(target)) for cell, target in keys)
+    words = own_words(strategy_cell)
     facts = {key: _facts(cells[key[0]], str(key[1]), words) for key in meaning.cells}
-    whole = not meaning.problems and not meaning.without_cell
-    return tuple(replace(said, of=_scope(keys, facts, whole)) for said, keys in groups.items())
+    return _scope(keys, facts, not meaning.problems and not meaning.without_cell)
 
 
 def own_words(strategy_cell: str) -> dict[Strategy, str]:

@@ -15,6 +15,8 @@ from harness.errors import EvidenceError
 from harness.evidence import MEASURED, day
 from harness.model import Evidence, Matrix, VerdictKind
 from harness.redact import escape_markdown, fenced
+from harness.render_seed import SeedPage
+from harness.render_seed_memory import memory_tables
 from harness.render_strings import STRINGS
 from harness.render_tables import Page, witnessed
 from harness.retries import flaky_text
@@ -37,6 +39,13 @@ def render_support(table: SupportTable, matrix: Matrix, language: str) -> str:
     """reports/support.md (`en`) or support.zh.md (`zh`)."""
     page = Page(table, matrix, language)
     return _render("support.md.j2", words=STRINGS[language], head=_head(table, language), tables=page.tables())
+
+
+def render_npu_support(table: SupportTable, matrix: Matrix, language: str) -> str:
+    """reports/npu-support.md (`en`) or npu-support.zh.md (`zh`): the document's own tables, in its form."""
+    seed = SeedPage(Page(table, matrix, language))
+    _, *rest = _head(table, language)
+    return _render("npu-support.md.j2", words=seed.words, head=[seed.head(), *rest], tables=[*seed.tables(), *memory_tables(seed)])
 
 
 def render_report(table: SupportTable, matrix: Matrix, refused: Sequence[EvidenceError] = ()) -> str:

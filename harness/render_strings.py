@@ -11,7 +11,7 @@ LANGUAGES = ("en", "zh")
 _ENGLISH = {
     "title": "What runs on Ascend NPUs, and the run behind every mark",
     "generated": "Written by `python -m harness report` from the files under [evidence](evidence/) and matrix.yaml; edits are found by "
-    "`python -m harness report --check`.",
+    "`python -m harness report --check`. The documents' own tables, in their form: [npu-support.md](npu-support.md).",
     "what": "A mark is folded from evidence: one JSON file a run, with its command, versions, log line and hash. What documents claim "
     "stands in a column of its own and earns no mark.",
     "colon": ": ",
@@ -28,17 +28,9 @@ _ENGLISH = {
     "contract": "Besides, {cells} cells of tier contract are only parsed with ms-swift's argument classes and counted here: {marks} marks.",
     "sft": "Documented SFT combinations",
     "rl": "Documented RL combinations",
-    "features": "Features",
     "examples": "Documented examples",
-    "unsupported": "Documented as unsupported",
-    "fused_expert_lora": "Limits of LoRA on fused experts",
-    "qwen3_5": "Limits of Qwen3.5",
-    "quantised": "Quantised weights",
     "further": "Further cells",
     "further_intro": "Every cell that no table above shows in a row of its own.",
-    "products": "Hardware products",
-    "memory": "Device memory",
-    "memory_intro": "The values are the document's. Measured on an NPU: none yet.",
     "versions": "Recommended versions",
     "combinations": "Documented combinations of versions",
     "routes": "Documented routes",
@@ -50,12 +42,11 @@ _ENGLISH = {
     "yes": "yes",
     "no": "no",
     "none": "nothing yet",
-    "none_measured": "none yet",
 }
 _CHINESE = {
     "title": "昇腾 NPU 上能运行什么：每个标记背后都有一次运行",
     "generated": "由 `python -m harness report` 根据 [evidence](evidence/) 下的文件和 matrix.yaml 生成；改动会被 `python -m harness report "
-    "--check` 发现。",
+    "--check` 发现。按文档原有形式的各表见 [npu-support.zh.md](npu-support.zh.md)。",
     "what": "标记由证据折叠而来：每次运行一个 JSON 文件，含命令、版本、日志行和哈希。文档的声明单独成列，不产生任何标记。",
     "colon": "：",
     "as_of": "截至",
@@ -70,17 +61,9 @@ _CHINESE = {
     "contract": "此外，contract 层级的 {cells} 个单元只由 ms-swift 自己的参数类解析，仅在此计数：{marks} 个标记。",
     "sft": "文档中的 SFT 组合",
     "rl": "文档中的 RL 组合",
-    "features": "特性",
     "examples": "文档中的示例",
-    "unsupported": "文档标为暂不支持",
-    "fused_expert_lora": "fused expert LoRA 的限制",
-    "qwen3_5": "Qwen3.5 的限制",
-    "quantised": "量化权重",
     "further": "其他单元",
     "further_intro": "上面各表中没有单独成行的所有单元。",
-    "products": "硬件产品",
-    "memory": "显存",
-    "memory_intro": "数值来自文档。NPU 实测：暂无。",
     "versions": "推荐版本",
     "combinations": "文档中的版本组合",
     "routes": "文档中的使用路线",
@@ -92,7 +75,6 @@ _CHINESE = {
     "yes": "是",
     "no": "否",
     "none": "暂无",
-    "none_measured": "暂无",
 }
 STRINGS: Mapping[str, Mapping[str, str]] = {"en": _ENGLISH, "zh": _CHINESE}
 
@@ -100,20 +82,13 @@ STRINGS: Mapping[str, Mapping[str, str]] = {"en": _ENGLISH, "zh": _CHINESE}
 _COLUMNS_ZH = {
     "claimed": "文档声明",
     "mark": "标记",
-    "marks": "标记",
     "date": "日期",
     "versions": "版本",
     "evidence": "证据",
     "because": "原因",
     "meaning": "含义",
     "count": "数量",
-    "feature": "特性",
-    "group": "一级特性",
-    "item": "项目",
-    "limit": "限制",
     "product": "产品",
-    "supported": "是否支持",
-    "cells": "单元",
     "options": "选项",
     "tuner": "微调方式",
     "document": "文档",
@@ -122,33 +97,16 @@ _COLUMNS_ZH = {
     "max age (days)": "有效期（天）",
     "stack": "软件栈",
     "pieces": "证据数",
-    "measured": "实测",
     "software": "软件",
     "version": "版本",
     "model": "模型",
     "what": "内容",
     "npus": "NPU 数",
-    "memory": "显存",
-    "duration": "时长",
     "use": "场景",
     "route": "推荐路线",
     "mindspeed": "是否需要 MindSpeed",
     "device names": "设备名",
     "chips": "芯片",
-    "model size": "模型规模",
-    "max memory": "最大显存",
-}
-
-# What documents say, where their words come from matrix.yaml in English.
-_SAID_ZH = {
-    "verified": "已验证",
-    "Supported": "已支持",
-    "Not supported": "暂不支持",
-    "not supported or not fully verified": "暂不支持或未完全验证",
-    "not fully stable": "未完全稳定",
-    "do not enable": "不要开启",
-    "a complete command": "完整命令",
-    "a switch": "开关",
 }
 
 _MEANINGS: Mapping[MarkKind, tuple[str, str]] = {
@@ -180,10 +138,6 @@ _MEANINGS: Mapping[MarkKind, tuple[str, str]] = {
 
 def column(name: str, language: str) -> str:
     return _COLUMNS_ZH.get(name, name) if language == "zh" else name
-
-
-def said(text: str, language: str) -> str:
-    return _SAID_ZH.get(text, text) if language == "zh" else text
 
 
 def meaning(kind: MarkKind, language: str) -> str:

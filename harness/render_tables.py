@@ -1,4 +1,4 @@
-"""The tables of the support page, as rows of markdown cells."""
+"""The tables of the support page, as rows of markdown cells. The tables of documents that hold no combinations: harness.render_seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from harness.evidence import key_path, stack_name
 from harness.matrix_claims import row_text
 from harness.model import Cell, Claim, Evidence, Hardware, Mark, MarkKind, Matrix, Tier
 from harness.redact import escape_markdown
-from harness.render_strings import STRINGS, column, meaning, said
+from harness.render_said import said
+from harness.render_seed_words import SEED_TABLES
+from harness.render_strings import STRINGS, column, meaning
 from harness.rules import changed_options
 from harness.support import SupportTable
 
@@ -20,7 +22,6 @@ Row = Mapping[str, Any]
 
 # Tables of a document whose rows are combinations: each claim of a row is a row of ours, in the columns of the document.
 _COMBINATIONS = ("sft", "rl")
-_COUNTED = ("features", "unsupported", "fused_expert_lora", "qwen3_5", "quantised")
 _SHOWN_VERSIONS = ("ms-swift", "torch", "torch_npu", "cann")
 _PROOF = ("mark", "date", "versions", "evidence", "because")
 
@@ -43,10 +44,10 @@ class Page:
         self.table, self.matrix, self.language, self.words = table, matrix, language, STRINGS[language]
         self._marks = {(mark.cell, mark.target): mark for mark in table.marks}
         self._cells = {cell.id: cell for cell in matrix.cells}
-        self._pieces = {piece.sha256: piece for piece in table.evidence}
-        self._claims: dict[str, list[Claim]] = defaultdict(list)
+        self.pieces = {piece.sha256: piece for piece in table.evidence}
+        self.claims: dict[str, list[Claim]] = defaultdict(list)
         for claim in matrix.claims:
-            self._claims[claim.row].append(claim)
+            self.claims[claim.row].append(claim)
         self._shown: set[tuple[str, Hardware]] = set()
 
     def tables(self) -> tuple[Table, ...]:
@@ -54,13 +55,8 @@ class Page:
         known = self.matrix.tables
         combinations = [self._combinations(name) for name in _COMBINATIONS if name in known]
         examples = [self._examples()] if "examples" in known else []
-        memory = [self._memory()] if "memory" in known else []
-        counted = [self._counted(name) for name in _COUNTED if name in known]
-        placed = {*_COMBINATIONS, *_COUNTED, "examples", "memory", "products"}
-        others = [self._as_it_stands(name) for name in known if name not in placed]
-        products = [self._as_it_stands("products")] if "products" in known else []
-        further = self._further()
-        sections = [self._legend(), *combinations, *examples, *counted, further, *products, self._chips(), *memory]
+        others = [self._as_it_stands(name) for name in known if name not in (*_COMBINATIONS, "examples", *SEED_TABLES)]
+        sections = [self._legend(), *combinations, *examples, self._further(), self._chips()]
         return (*sections, *others, self._stacks(), self._witnessed())
 
     # --- marks
@@ -81,47 +77,19 @@ class Page:
             self._shown.add((cell.id, mark.target))
             asked = [str(cell.algorithm).upper(), _model(cell), _strategy(cell), *([str(cell.engine)] if engine else [])]
             rows.append((*map(escape_markdown, (*asked, self._product(mark.target), said(claim.says, self.language))), *self._proof(mark)))
-        return self._table(name, columns, rows, notes=self._readings(name))
+        return self._table(name, columns, rows, notes=self.readings(name))
 
     def _examples(self) -> Table:
         rows, fields = [], ("section", "model", "what", "npus")
         for row in self.matrix.tables["examples"]:
-            for claim in self._claims[row_text(row)]:
-                mark = self._mark_of(claim)
+            for claim in self.claims[row_text(row)]:
+                mark = self.mark_of(claim)
                 if mark is not None:
                     self._shown.add((mark.cell, mark.target))
                     asked = (*(row.get(f) for f in fields), mark.target, said(claim.says, self.language))
                     rows.append((*(escape_markdown(_plain(v, self.words)) for v in asked), *self._proof(mark)))
         columns = (*fields, "hardware", "claimed", *_PROOF)
-        return self._table("examples", columns, rows, notes=self._readings("examples"))
-
-    def _counted(self, name: str) -> Table:
-        """A row of the document, what it says, and the marks of the cells that it speaks of."""
-        table = self.matrix.tables[name]
-        fields = [f for f in self._fields(table) if f != "state"]
-        rows = []
-        for row in table:
-            claims = self._claims[row_text(row)]
-            says = row.get(f"state_{self.language}") or "; ".join(dict.fromkeys(said(c.says, self.language) for c in claims))
-            marks = [m for m in map(self._mark_of, claims) if m is not None]
-            no_cell = "; ".join(dict.fromkeys(c.because_no_cell for c in claims if c.because_no_cell))
-            cells = ", ".join(dict.fromkeys(f"`{m.cell}`" for m in marks)) or escape_markdown(no_cell)
-            words = [escape_markdown(_plain(self._value(row, f), self.words)) for f in fields]
-            rows.append((*words, escape_markdown(str(says)), _counts(marks), cells))
-        return self._table(name, (*fields, "claimed", "marks", "cells"), rows, notes=self._readings(name))
-
-    def _memory(self) -> Table:
-        table = self.matrix.tables["memory"]
-        fields = self._fields(table)
-        rows = []
-        for row in table:
-            claims = self._claims[row_text(row)]
-            marks = [m for m in map(self._mark_of, claims) if m is not None]
-            why = "; ".join(dict.fromkeys(c.because_no_cell for c in claims if c.because_no_cell))
-            words = [escape_markdown(_plain(self._value(row, f), self.words)) for f in fields]
-            rows.append((*words, self.words["none_measured"], _counts(marks) or escape_markdown(why)))
-        columns = (*(f.replace("_", " ") for f in fields), "measured", "marks")
-        return self._table("memory", columns, rows, notes=self._readings("memory"))
+        return self._table("examples", columns, rows, notes=self.readings("examples"))
 
     def _further(self) -> Table:
         rows = []
@@ -139,9 +107,9 @@ class Page:
     def _proof(self, mark: Mark) -> tuple[str, ...]:
         where = f" ({mark.hardware})" if mark.hardware and mark.hardware is not mark.target else ""
         because = "; ".join(filter(None, (mark.because, mark.beside and f"beside: {mark.beside}")))
-        links = ", ".join(self.link(self._pieces[h]) for h in mark.evidence)
+        links = ", ".join(self.link(self.pieces[h]) for h in mark.evidence)
         kind = str(mark.kind) if mark.kind is MarkKind.UNTESTED else f"**{mark.kind}**"
-        return (f"{kind}{where}", mark.date, self._versions(mark.versions), links, escape_markdown(because))
+        return (f"{kind}{where}", mark.date, self.versions(mark.versions), links, escape_markdown(because))
 
     def link(self, piece: Evidence) -> str:
         return f"[{piece.stage} {piece.sha256[:8]}]({quote(key_path(piece))})"
@@ -151,7 +119,7 @@ class Page:
     def _as_it_stands(self, name: str) -> Table:
         table = self.matrix.tables[name]
         fields = self._fields(table)
-        rows = [tuple(escape_markdown(_plain(self._value(row, f), self.words)) for f in fields) for row in table]
+        rows = [tuple(escape_markdown(_plain(self.value(row, f), self.words)) for f in fields) for row in table]
         return self._table(name, tuple(f.replace("_", " ") for f in fields), rows)
 
     def _chips(self) -> Table:
@@ -173,7 +141,7 @@ class Page:
     def _witnessed(self) -> Table:
         return self._table("witnessed", *witnessed(self.table.evidence, self.matrix))
 
-    def _versions(self, versions: Mapping[str, str]) -> str:
+    def versions(self, versions: Mapping[str, str]) -> str:
         if not versions:
             return ""
         shown = [f"{name} {versions[name]}{_commit(name, versions)}" for name in _SHOWN_VERSIONS if versions.get(name)]
@@ -188,23 +156,23 @@ class Page:
 
     def _claimed(self, name: str) -> Iterable[tuple[Claim, Cell, Mark]]:
         for row in self.matrix.tables[name]:
-            for claim in self._claims[row_text(row)]:
-                mark = self._mark_of(claim)
+            for claim in self.claims[row_text(row)]:
+                mark = self.mark_of(claim)
                 if mark is not None:
                     yield claim, self._cells[mark.cell], mark
 
-    def _mark_of(self, claim: Claim) -> Mark | None:
+    def mark_of(self, claim: Claim) -> Mark | None:
         return self._marks.get((claim.cell, claim.target)) if claim.cell and claim.target else None
 
-    def _readings(self, name: str) -> tuple[str, ...]:
-        found = [c.reading for row in self.matrix.tables[name] for c in self._claims[row_text(row)]]
-        readings = [escape_markdown(reading) for reading in dict.fromkeys(found) if reading]
-        return (f"{self.words['readings']}: " + "; ".join(readings),) if readings else ()
+    def readings(self, name: str) -> tuple[str, ...]:
+        found = [c.reading for row in self.matrix.tables[name] for c in self.claims[row_text(row)]]
+        readings = [escape_markdown(said(reading, self.language)) for reading in dict.fromkeys(found) if reading]
+        return (f"{self.words['readings']}{self.words['colon']}" + "; ".join(readings),) if readings else ()
 
     def _fields(self, rows: Sequence[Row]) -> list[str]:
         return list(dict.fromkeys(_bare(name) for row in rows for name in row))
 
-    def _value(self, row: Row, field: str) -> Any:
+    def value(self, row: Row, field: str) -> Any:
         return row.get(f"{field}_{self.language}", row.get(field))
 
     def _product(self, target: Hardware) -> str:
@@ -223,11 +191,6 @@ def witnessed(evidence: Iterable[Evidence], matrix: Matrix) -> tuple[tuple[str, 
         for (stack, hardware, versions), count in sorted(counts.items())
     ]
     return ("stack", "hardware", "versions", "pieces"), rows
-
-
-def _counts(marks: Iterable[Mark]) -> str:
-    counts = Counter(m.kind for m in {(m.cell, m.target): m for m in marks}.values())
-    return ", ".join(f"{kind} {counts[kind]}" for kind in MarkKind if counts[kind])
 
 
 def _commit(name: str, versions: Mapping[str, str]) -> str:

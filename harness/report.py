@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.errors import EvidenceError
 from harness.model import Cell, Evidence, Matrix, Ruling, Stage, Tier, Weights
 from harness.parity_store import load_all
-from harness.render import render_report, render_support
+from harness.render import render_npu_support, render_report, render_support
 from harness.render_parity import render_parity
 from harness.rules import proof_gap, required_stages, rule_for
 from harness.store import Store, read_regular, write_atomically
@@ -24,7 +24,7 @@ _SHOWN_DIFFERENCES = 20
 
 
 def write_report(root: Path, matrix: Matrix, store: Store, as_of: date | None = None) -> tuple[Path, ...]:
-    """Write reports/support.md, support.zh.md, report.md, kernel-parity.md and kernel-parity.zh.md below `root`; their paths.
+    """Write support, npu-support and kernel-parity (each .md and .zh.md) and report.md below `root`/reports; their paths.
 
     `as_of` is the day on which ages are measured (default: the newest evidence's). Evidence that is refused is named in report.md and
     counts for nothing. Raises EvidenceError for a rehearsal's store, HostError if the disk refuses.
@@ -66,8 +66,12 @@ def current_table(matrix: Matrix, store: Store, as_of: date | None = None) -> tu
     if store.rehearsal:
         raise EvidenceError(str(store.root), "is the store of a rehearsal, which proves nothing.", "Report from the repository's store.")
     evidence, refused = store.load_all(strict=False)
-    table = support_table(matrix, evidence, as_of, required_stages=required_stages, ruling=partial(_ruling, matrix), gap=_gap)
-    return table, refused
+    return fold(matrix, evidence, as_of), refused
+
+
+def fold(matrix: Matrix, evidence: Iterable[Evidence], as_of: date | None = None) -> SupportTable:
+    """The support table of any evidence, as the rules of today have it."""
+    return support_table(matrix, evidence, as_of, required_stages=required_stages, ruling=partial(_ruling, matrix), gap=_gap)
 
 
 def count_marks(matrix: Matrix, store: Store, as_of: date | None = None) -> Counter[str]:
@@ -93,6 +97,8 @@ def _pages(matrix: Matrix, store: Store, as_of: date | None) -> tuple[dict[str, 
     pages = {
         "support.md": render_support(table, matrix, "en"),
         "support.zh.md": render_support(table, matrix, "zh"),
+        "npu-support.md": render_npu_support(table, matrix, "en"),
+        "npu-support.zh.md": render_npu_support(table, matrix, "zh"),
         "report.md": render_report(table, matrix, refused),
     }
     return pages, refused

@@ -288,11 +288,16 @@ def _mode(a: dict[str, Any], was: int, becomes: int) -> int:
     return becomes if a["sparse_mode"] == was else a["sparse_mode"]
 
 
+def _is(a: dict[str, Any], mode: int) -> bool:
+    return bool(a["sparse_mode"] == mode)
+
+
 def _one_sequence(op: Operator, a: dict[str, Any]) -> Any:
     """Packed sequences as one."""
     if a["input_layout"] != "TND":
         return op()
-    return op(actual_seq_qlen=[len(a["query"])], actual_seq_kvlen=[len(a["key"])])
+    whole = {"actual_seq_qlen": [len(a["query"])], "actual_seq_kvlen": [len(a["key"])]}
+    return op(**whole, prefix=a["prefix"] and a["prefix"][:1])
 
 
 def _all_of_mask(op: Operator, a: dict[str, Any]) -> Any:
@@ -326,6 +331,12 @@ ATTENDED = (
     Fault(ATTENTION, "one key too many", lambda op, a: op(next_tockens=a["next_tockens"] + 1) if a["sparse_mode"] == 4 else op()),
     Fault(ATTENTION, "one key too few", lambda op, a: op(pre_tockens=a["pre_tockens"] - 1) if a["sparse_mode"] == 4 else op()),
     Fault(ATTENTION, "the band's ends exchanged", _band_turned),
+    Fault(ATTENTION, "a prefix one key short", lambda op, a: op(prefix=[n - 1 for n in a["prefix"]]) if _is(a, 6) else op()),
+    Fault(
+        ATTENTION, "the first batch's prefix for all", lambda op, a: op(prefix=a["prefix"][:1] * len(a["prefix"])) if _is(a, 6) else op()
+    ),
+    Fault(ATTENTION, "a cut sequence as if it were whole, at the end", lambda op, a: op(sparse_mode=_mode(a, 7, 3))),
+    Fault(ATTENTION, "a cut sequence as if it were whole, at the start", lambda op, a: op(sparse_mode=_mode(a, 8, 2))),
     Fault(ATTENTION, "key heads shared in turn", _heads_turned),
     Fault(ATTENTION, "packed sequences as one", _one_sequence),
     Fault(ATTENTION, "a maximum without the scale", lambda op, a: _with(op(), 1, lambda t: t / a["scale"])),
@@ -346,6 +357,7 @@ ATTENDED = (
     Fault(GRADIENT, "the sign of dk", lambda op, a: _with(op(), 1, torch.neg)),
     Fault(GRADIENT, "the first row of dv lost", lambda op, a: _with(op(), 2, first_lost)),
     Fault(GRADIENT, "the triangle from the top left", lambda op, a: op(sparse_mode=_mode(a, 3, 2))),
+    Fault(GRADIENT, "a prefix one key short", lambda op, a: op(prefix=[n - 1 for n in a["prefix"]]) if _is(a, 6) else op()),
     Fault(GRADIENT, "one key too many", lambda op, a: op(next_tockens=a["next_tockens"] + 1) if a["sparse_mode"] == 4 else op()),
 )
 

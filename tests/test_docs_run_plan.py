@@ -13,7 +13,7 @@ from harness.docs_page import read_page
 from harness.docs_run_edits import StandIns
 from harness.docs_run_plan import Block, Fate, Kind, PagePlan, plan_page
 from harness.docs_run_reasons import PageHost, Reason
-from harness.docs_run_said import aborted_at_exit, answers_in, reply_to
+from harness.docs_run_said import aborted_at_exit, answers_in, asked_of_a_hub, reply_to
 from harness.docs_run_select import Selection
 from harness.docs_run_units import statements
 from harness.docs_shell import numbered
@@ -296,6 +296,13 @@ def test_an_abort_counts_as_one_at_the_exit_only_after_an_answer() -> None:
     said = "\nterminate called without an active exception\n"
     assert aborted_at_exit(ANSWERED + said, 250)
     assert not aborted_at_exit(said, 250) and not aborted_at_exit(ANSWERED + said, 1) and not aborted_at_exit(ANSWERED, 250)
+
+
+def test_a_command_that_asks_a_hub_is_told_by_what_it_wanted() -> None:
+    pool = "HTTPSConnectionPool(host='modelscope.cn', port=443): Max retries exceeded with url: "
+    assert asked_of_a_hub(f"{pool}/api/v1/models/output/v0/checkpoint-6-gone/repo/files?Revision=master") == "output/v0/checkpoint-6-gone"
+    assert asked_of_a_hub("OSError: Qwen/Qwen3-0.6 is not the path to a directory containing a file named config.json.") == "Qwen/Qwen3-0.6"
+    assert asked_of_a_hub("ValueError: no") == ""
 
 
 CHAT, PROGRESS = "http://localhost:1/v1/chat/completions", "  % Total    % Received\n100   9  100   9\n"

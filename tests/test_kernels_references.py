@@ -166,6 +166,28 @@ def test_sparse_modes_allow_what_is_documented(queries: int, keys: int, mode: in
             assert bool(found[row, column]) == wanted
 
 
+def test_a_prefix_is_seen_by_every_row_of_its_batch() -> None:
+    found = attention.allowed(Asked("BNSD", 1, 1, 1.0, 6, prefix=(4, 5)), 4, 6, None)
+    assert found.shape == (2, 1, 4, 6)
+    for batch, prefix in enumerate((4, 5)):
+        for row in range(4):
+            assert found[batch, 0, row].tolist() == [column < prefix or column <= row + 2 for column in range(6)]
+    packed = attention.allowed(Asked("TND", 1, 1, 1.0, 6, ends=((2, 6), (2, 8)), prefix=(1, 5)), 4, 6, None, at=1)
+    assert torch.equal(packed[0], found[1])
+
+
+def test_sequences_cut_between_devices_give_the_documented_pictures() -> None:
+    """The documentation's two examples: 4x6 from the bottom right, cut 2 and 2; 5x4 from the top left, cut 2 and 3."""
+    right_down = attention.allowed(Asked("BNSD", 1, 1, 1.0, 3), 4, 6, None)
+    cut = Asked("TND", 1, 1, 1.0, 7, 6, -2, ends=((3, 5), (3, 9)))
+    assert torch.equal(attention.allowed(cut, 2, 6, None, at=1), right_down[:2])
+    assert torch.equal(attention.allowed(cut, 3, 3, None, at=0), torch.ones(3, 3).tril().bool())
+    left_up = attention.allowed(Asked("BNSD", 1, 1, 1.0, 2), 5, 4, None)
+    cut = Asked("TND", 1, 1, 1.0, 8, 4, 1, ends=((3, 8, 12), (4, 9, 13)))
+    assert torch.equal(attention.allowed(cut, 3, 4, None, at=0), left_up[2:])
+    assert torch.equal(attention.allowed(cut, 4, 4, None, at=2), torch.ones(4, 4).tril().bool())
+
+
 def test_a_row_that_attends_to_nothing_gives_zero_and_passes_no_gradient() -> None:
     q, k, v = (random(seed, 1, 1, size, 4).requires_grad_() for seed, size in ((1, 5), (2, 3), (3, 3)))
     found = attention.attention(q, k, v, Asked("BNSD", 1, 1, 1.0, 3), None)

@@ -21,7 +21,7 @@ from harness.store import Store
 
 CELL = next(c for c in MATRIX.cells if c.id == "small")
 WHOLE = tuple(sample("small", s, tiny_key=CELL.tiny_key) for s in required_stages(CELL.algorithm, CELL.tuner, CELL.engine))
-PAGES = ("support.md", "support.zh.md", "report.md", "kernel-parity.md", "kernel-parity.zh.md")
+PAGES = ("support.md", "support.zh.md", "npu-support.md", "npu-support.zh.md", "report.md", "kernel-parity.md", "kernel-parity.zh.md")
 
 
 def stored(root: Path, *evidence: Evidence) -> Store:

@@ -16,8 +16,7 @@ from harness.kernels.references_attention import Attended
 from harness.kernels.values import edged, normal
 
 FORWARD, BACKWARD = "npu_fusion_attention", "npu_fusion_attention_grad"
-COMPRESSED = 2048  # the triangle that the sparse modes 2 to 4 want, whatever the lengths are
-UNBOUNDED = 2147483647
+COMPRESSED = 2048  # the triangle that the sparse modes 2 to 8 want, whatever the lengths are
 _STATISTIC = Limit(1e-2, "sums of exponentials of scores whose products an NPU may take in the input's 16 bits")
 
 
@@ -59,11 +58,14 @@ def _inputs(params: Params, generator: torch.Generator) -> Given:
 
 
 def _full_mask(params: Params, generator: torch.Generator) -> torch.Tensor:
-    """Of modes 0 and 1: the band that before and after say, or random bits; True leaves out. `mask` names its shape."""
+    """Of modes 0, 1 and 5: the band that before and after say, random bits, or what the prefixes say; True leaves out."""
     longest = [max(pair[i] for pair in params["lengths"]) for i in (0, 1)]
     heads = params["kv_heads"] * params["sharing"]
     leads: dict[str, list[int]] = {"SS": [], "11SS": [1, 1], "B1SS": [params["batch"], 1], "BNSS": [params["batch"], heads]}
     lead = leads[params["mask"]]
+    if params["mode"] == 5:
+        free = golden.allowed(asked_of(params), longest[0], longest[1], None)
+        return ~free if lead[1] == 1 else ~free.repeat(1, heads, 1, 1)
     if params["mode"] == 0:
         row, column = torch.arange(longest[0])[:, None], torch.arange(longest[1])[None]
         band: torch.Tensor = (column > row + params["after"]) | (column < row - params["before"])
@@ -84,13 +86,23 @@ def _options(operators: Operators, given: Given, params: Params, idle: bool) -> 
     if asked.mode is None:
         return named
     named["sparse_mode"] = asked.mode
-    if asked.mode in (0, 4):
+    if asked.prefix:
+        named["prefix"] = list(asked.prefix)
+    if asked.mode in (0, 4, 7, 8):
         named |= {"pre_tockens": asked.before, "next_tockens": asked.after}
-    mask = given["mask"] if "mask" in given else torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool).triu(1)
+    mask = given["mask"] if "mask" in given else _compressed(asked.mode)
     named["atten_mask"] = operators.place(mask.to(torch.uint8) if params["uint8"] else mask)
     if idle and asked.mode != 3:  # found by the operator itself only in mode 3, says the documentation
         named["inner_precise"] = 2
     return named
+
+
+def _compressed(mode: int) -> torch.Tensor:
+    """True above the diagonal; for mode 6 a rectangle below, its right half True."""
+    triangle = torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool).triu(1)
+    if mode != 6:
+        return triangle
+    return torch.cat((triangle, (torch.arange(COMPRESSED) >= COMPRESSED // 2).expand(COMPRESSED // 2, -1)))
 
 
 def _exact(given: Given, params: Params) -> Attended:
@@ -209,6 +221,7 @@ def attention_gradient(operators: Operators) -> Kernel:
         counted=operators.counted,
         must_run=(BACKWARD,),
         plain=plain,
+        dual=False,
         missing=operators.missing,
     )
 

@@ -76,6 +76,7 @@ def rms_norm(operators: Operators) -> Kernel:
             {**plain, "lead": [2], "normalised": [3, 5]},
             {**plain, "lead": [4], "normalised": [64], "edge": "tiny", "epsilon": None},
             {**plain, "lead": [4], "normalised": [64], "edge": "zeros"},
+            {**plain, "lead": [517], "normalised": [96]},  # more rows than cores, and no multiple of them
             *({**plain, "lead": [3], "normalised": [shape.hidden]} for shape in MODELS),
             *({**plain, "lead": [1, 2, shape.heads], "normalised": [shape.head]} for shape in MODELS),
         ),
@@ -142,6 +143,7 @@ def rotary_mul(operators: Operators) -> Kernel:
             {**plain, "shape": [2, 3, 5, 6], "spread": [], "mode": "half"},
             {**plain, "shape": [2, 3, 5, 6], "spread": [0, 1], "mode": "interleave"},
             {**plain, "shape": [2, 3, 5, 6], "spread": [1], "edge": "nan"},
+            {**plain, "shape": [3, 5, 259, 24], "spread": [1]},
             *({**plain, "shape": [2, shape.heads, 3, shape.rotated], "spread": [1]} for shape in MODELS),
             *({**plain, "shape": [1, shape.kv_heads, 5, shape.rotated], "spread": [0, 1]} for shape in MODELS),
         ),
@@ -160,7 +162,8 @@ def swiglu(operators: Operators) -> Kernel:
     name = "npu_swiglu"
 
     def inputs(params: Params, generator: torch.Generator) -> Given:
-        return {"x": edged(apart(generator, *params["shape"]), params["edge"], generator)}
+        # Large enough that no product of two is near the end of float16: all are beyond.
+        return {"x": edged(apart(generator, *params["shape"]), params["edge"], generator, large=1e4)}
 
     def candidate(given: Given, params: Params) -> Given:
         x = operators.place(given["x"], params["lay"])
@@ -191,6 +194,7 @@ def swiglu(operators: Operators) -> Kernel:
             {**plain, "shape": [4, 6], "dim": 0},
             {**plain, "shape": [3, 8, 5], "dim": 1, "lay": "turned"},
             {**plain, "shape": [3, 8], "edge": "large"},
+            {**plain, "shape": [517, 48]},
             *({**plain, "shape": [2, 2 * (shape.expert or shape.intermediate)]} for shape in MODELS),
         ),
         inputs=inputs,

@@ -65,6 +65,7 @@ def grouped_rows(operators: Operators) -> Kernel:
             {**plain, "sizes": [0, 3, 0, 4], "widths": [16, 16], "turned": True},
             {**plain, "sizes": [2, 0, 5], "widths": [16, 8], "counts": False, "split": 3},
             {**plain, "sizes": [0, 0, 0, 0, 0, 0, 0, 2], "widths": [24, 40], "counts": False},
+            {**plain, "sizes": [259, 0, 1, 130], "widths": [48, 80]},  # groups of more rows than a tile has
             *({**plain, "sizes": [3, 0, 5], "widths": [shape.hidden, 2 * shape.expert], "turned": True} for shape in SPARSE),
             *({**plain, "sizes": [3, 0, 5], "widths": [shape.expert, shape.hidden]} for shape in SPARSE),
         ),
@@ -163,6 +164,7 @@ def grouped_reduction(operators: Operators) -> Kernel:
             {"sizes": [1, 0], "widths": [8, 8], "counts": True},
             {"sizes": [0, 3, 0, 4], "widths": [16, 16], "counts": True},
             {"sizes": [2, 0, 5], "widths": [16, 8], "counts": False},
+            {"sizes": [259, 0, 1, 130], "widths": [48, 80], "counts": True},
             {"sizes": [3, 0, 5], "widths": [SPARSE[0].expert, 2 * SPARSE[0].expert], "counts": True},
         ),
         inputs=inputs,

@@ -73,7 +73,9 @@ class Kernel:
     `counted()` counts what ran under it, by name: launches of Triton kernels or calls of operators. A trial counts only if the candidate
     was counted (every name of `must_run`) and the golden was not.
     `plain`: the same computation in plain torch and the case's dtype on the CPU, the second benchmark of the dual criterion; None where
-    there is none. `single`: whether the single-benchmark criterion decides the outputs too (only where no element can cancel to nearly 0).
+    there is none; it also widens the limit of an ill-conditioned case. `dual`: whether that criterion decides (not where the plain
+    computation starts from other roundings). `single`: whether the single-benchmark criterion decides the outputs too (only where no
+    element can cancel to nearly 0).
     `missing()`: "" or why it can't run here and how to get it.
     """
 
@@ -92,6 +94,7 @@ class Kernel:
     keep: frozenset[str] = frozenset()
     plain: Function | None = None
     single: bool = False
+    dual: bool = True
     limits: Mapping[tuple[str, Direction], Limit] = field(default_factory=dict)
     output_limits: Mapping[tuple[str, str], Limit] = field(default_factory=dict)  # by (dtype, output or input's name)
     quick_examples: int | None = None  # how many of the first are tried in a quick run; None: all

@@ -126,8 +126,10 @@ def _figure(
         ratio(errors.absolute_mean, other.absolute_mean),
         ratio(errors.absolute_rms, other.absolute_rms),
     )
-    if errors.rms_ratio > _DUAL_FLOOR[case.dtype] and any(
-        got > most for got, most in zip(dual, (DUAL.largest, DUAL.mean, DUAL.rms), strict=True)
+    if (
+        kernel.dual
+        and errors.rms_ratio > _DUAL_FLOOR[case.dtype]
+        and any(got > most for got, most in zip(dual, (DUAL.largest, DUAL.mean, DUAL.rms), strict=True))
     ):
         shown = ", ".join(f"{got:.3g} (at most {most:g})" for got, most in zip(dual, (DUAL.largest, DUAL.mean, DUAL.rms), strict=True))
         faults.append(f"dual benchmark {DUAL.name}: error over the plain computation's, largest, mean, RMS: {shown}")

@@ -19,7 +19,8 @@ LAYOUTS = tuple(_QUERY)
 
 @dataclass(frozen=True)
 class Asked:
-    """What one call asks for. `mode`: the sparse mode, or None without a mask; `ends`: cumulative (query, key) lengths of TND."""
+    """What one call asks for. `mode`: the sparse mode, or None without a mask; `ends`: cumulative (query, key) lengths of TND;
+    `prefix`: of the modes 5 and 6, how many keys every row of a batch, or packed sequence, sees."""
 
     layout: str
     heads: int
@@ -29,6 +30,7 @@ class Asked:
     before: int = 0
     after: int = 0
     ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    prefix: tuple[int, ...] = ()
 
     def pieces(self, query: torch.Tensor, key: torch.Tensor) -> list[tuple[slice, slice]]:
         """The rows of every sequence, or everything at once where the layout isn't packed."""
@@ -52,11 +54,12 @@ class Attended:
     idle: torch.Tensor
 
 
-def allowed(asked: Asked, queries: int, keys: int, mask: torch.Tensor | None) -> torch.Tensor:
-    """What a row may attend to, True, as [queries, keys] or what spreads over [B, N, queries, keys].
+def allowed(asked: Asked, queries: int, keys: int, mask: torch.Tensor | None, at: int = 0) -> torch.Tensor:
+    """What a row may attend to, True, as [queries, keys] or what spreads over [B, N, queries, keys]; `at`: which packed sequence.
 
     Modes 0 and 1 take the mask as it is; 2 is the lower triangle from the top left, 3 from the bottom right, 4 the band of `before` and
-    `after` around the diagonal that ends bottom right.
+    `after` around the diagonal that ends bottom right. 5 and 6 are mode 3 and the keys of the prefix. 7 is mode 3 but for the last
+    sequence, 8 is mode 2 but for the first: those, cut between devices, have the band of mode 4.
     """
     everything = torch.ones(queries, keys, dtype=torch.bool)
     if asked.mode is None:
@@ -64,21 +67,24 @@ def allowed(asked: Asked, queries: int, keys: int, mask: torch.Tensor | None) ->
     if asked.mode in (0, 1):
         assert mask is not None
         return ~mask.bool()[..., :queries, :keys]
-    if asked.mode == 2:
-        return everything.tril()
     corner = keys - queries
-    if asked.mode == 3:
-        return everything.tril(corner)
-    assert asked.mode == 4, asked.mode
-    return everything.tril(corner + asked.after).triu(corner - asked.before)
+    band = everything.tril(corner + asked.after).triu(corner - asked.before)
+    if asked.mode in (5, 6):
+        prefix = asked.prefix if asked.ends is None else asked.prefix[at : at + 1]
+        seen = torch.stack([torch.arange(keys) < length for length in prefix])
+        return everything.tril(corner) | seen[:, None, None]
+    last = asked.ends is not None and at == len(asked.ends[0]) - 1
+    of_mode = {2: everything.tril(), 3: everything.tril(corner), 4: band}
+    of_mode |= {7: band if last else of_mode[3], 8: of_mode[2] if at else band}
+    return of_mode[asked.mode]
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, asked: Asked, mask: torch.Tensor | None) -> Attended:
     found = []
-    for rows, columns in asked.pieces(query, key):
+    for at, (rows, columns) in enumerate(asked.pieces(query, key)):
         q = _split(query[rows], asked.layout, asked.kv_heads, asked.heads)
         k, v = (_split(t[columns], asked.layout, asked.kv_heads) for t in (key, value))
-        found.append(_attend(q, k, v, asked, mask))
+        found.append(_attend(q, k, v, asked, mask, at))
     return Attended(*(torch.cat([getattr(f, name) for f in found]) if asked.ends else getattr(found[0], name) for name in _FIELDS))
 
 
@@ -94,21 +100,23 @@ def _split(tensor: torch.Tensor, layout: str, kv_heads: int, heads: int = 0) -> 
     return tensor.reshape(*sizes[:at], *split, *width)
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, asked: Asked, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _scores(q: torch.Tensor, k: torch.Tensor, asked: Asked, mask: torch.Tensor | None, at: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """(scores [(b) h g q k] with -inf where nothing is attended to, what is allowed, spread over them)."""
     of_query, of_key = _QUERY[asked.layout], _KEY[asked.layout]
     batch = "" if asked.layout == "TND" else "b"
     scores = torch.einsum(f"{of_query},{of_key}->{batch}hgqk", q, k) * asked.scale
     queries, keys = scores.shape[-2:]
-    free = allowed(asked, queries, keys, mask)
-    if free.dim() == 4:
+    free = allowed(asked, queries, keys, mask, at)
+    if free.dim() == 4 and not batch:  # of one packed sequence, the same for its heads
+        free = free[0, 0]
+    elif free.dim() == 4:
         free = free.reshape(len(free), asked.kv_heads, -1, queries, keys) if free.shape[1] > 1 else free[:, :, None]
     free = free.expand(scores.shape)
     return torch.where(free, scores, torch.full_like(scores, -torch.inf)), free
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, mask: torch.Tensor | None) -> Attended:
-    scores, free = _scores(q, k, asked, mask)
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, mask: torch.Tensor | None, at: int) -> Attended:
+    scores, free = _scores(q, k, asked, mask, at)
     idle = ~free.any(-1)
     total_log = torch.logsumexp(scores, -1) if scores.shape[-1] else scores.new_zeros(scores.shape[:-1])
     total_log = torch.where(idle, torch.zeros_like(total_log), total_log)
@@ -153,10 +161,10 @@ def gradient_from_statistics(
     of_query, of_key = _QUERY[asked.layout], _KEY[asked.layout]
     wide_query, wide_key = of_query.replace("d", "e"), of_key.replace("d", "e")
     batch = "" if asked.layout == "TND" else "b"
-    for rows, columns in asked.pieces(given["query"], given["key"]):
+    for at, (rows, columns) in enumerate(asked.pieces(given["query"], given["key"])):
         q, dy, out = (_split(t[rows], asked.layout, asked.kv_heads, asked.heads) for t in (given["query"], given["dy"], saved.output))
         k, v = (_split(given[name][columns], asked.layout, asked.kv_heads) for name in ("key", "value"))
-        scores, _ = _scores(q, k, asked, mask)
+        scores, _ = _scores(q, k, asked, mask, at)
         largest, total, idle = (_by_head(t[rows], asked) for t in (saved.largest, saved.total, saved.idle))
         weights = torch.where(idle[..., None], 0.0, torch.exp(scores - largest[..., None]) / total[..., None]).to(q.dtype)
         through = torch.einsum(f"{wide_query},{wide_key}->{batch}hgqk", dy, v)

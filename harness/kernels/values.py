@@ -10,7 +10,7 @@ FINITE = ("none", "zeros", "large", "tiny", "denormal")
 # Whose gradients aren't compared: what 0 * inf does to them hangs on the order of the operations, which no documentation fixes.
 NOT_FINITE = ("nan", "inf", "huge")
 EDGES = (*FINITE, *NOT_FINITE)
-LARGE, HUGE, TINY = 1e4, 1e15, 2.0**-12  # fp16 ends at 65504; the square of HUGE still fits float32
+LARGE, HUGE, TINY = 1e3, 1e15, 2.0**-12  # sums of a few LARGE stay below 65504, where float16 ends; the square of HUGE fits float32
 DENORMAL = 1e-40  # of float32 and bfloat16; 0 in float16
 
 
@@ -28,12 +28,12 @@ def integers(generator: torch.Generator, below: int, *shape: int) -> torch.Tenso
     return torch.randint(0, below, shape, generator=generator)
 
 
-def edged(value: torch.Tensor, edge: str, generator: torch.Generator) -> torch.Tensor:
+def edged(value: torch.Tensor, edge: str, generator: torch.Generator, large: float = LARGE) -> torch.Tensor:
     """`value` with the edge: scaled as a whole, or every third element replaced (denormal), or one or two of them (nan, inf)."""
     if edge == "none" or not value.numel():
         return value
     if edge in ("zeros", "large", "huge", "tiny"):
-        return value * {"zeros": 0.0, "large": LARGE, "huge": HUGE, "tiny": TINY}[edge]
+        return value * {"zeros": 0.0, "large": large, "huge": HUGE, "tiny": TINY}[edge]
     flat = value.flatten().clone()
     if edge == "denormal":
         flat[::3] = DENORMAL

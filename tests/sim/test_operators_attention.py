@@ -172,7 +172,7 @@ def test_a_full_mask_is_taken_as_it_is(lead: tuple[int, ...], mask_dtype: torch.
 
 def test_without_a_mask_every_mode_attends_to_everything() -> None:
     q, k, v = inputs(1, Shape(1, 2, 2, 5, 5, 8, 8), torch.float32)
-    for mode in range(5):
+    for mode in range(9):
         assert torch.equal(attention(q, k, v, 2, "BNSD", sparse_mode=mode)[0], attention(q, k, v, 2, "BNSD")[0])
 
 
@@ -329,6 +329,23 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "2 query and 1 key lengths": (T, T, T, 3, "TND", {"actual_seq_qlen": [2, 6], "actual_seq_kvlen": [6]}),
     r"\[2, 4, 3, 6\] isn't cumulative": (T, T, T, 3, "TND", {"actual_seq_qlen": [2, 4, 3, 6], "actual_seq_kvlen": [2, 4, 5, 6]}),
     "ends at 5 and the tensor has 6 rows": (T, T, T, 3, "TND", {"actual_seq_qlen": [2, 5], "actual_seq_kvlen": [2, 6]}),
+    "sparse_mode 5 isn't for input_layout TND": (T, T, T, 3, "TND", {**ENDS, "sparse_mode": 5, "atten_mask": CAUSAL_2048}),
+    "sparse_mode 7 is for input_layout TND": (Q, Q, Q, 3, "BNSD", {"sparse_mode": 7, "atten_mask": CAUSAL_2048}),
+    "sparse_mode 6 needs prefix": (Q, Q, Q, 3, "BNSD", {"sparse_mode": 6, "atten_mask": CAUSAL_2048}),
+    "3 prefixes for 2 batches": (Q, Q, Q, 3, "BNSD", {"sparse_mode": 6, "prefix": [1, 2, 3], "atten_mask": CAUSAL_2048}),
+    "sparse_mode 6 wants the compressed mask 3072x2048": (
+        *(Q, Q, Q, 3, "BNSD"),
+        {"sparse_mode": 6, "prefix": [1, 2], "atten_mask": CAUSAL_2048},
+    ),
+    "sparse_mode 6 wants a rectangle": (
+        *(Q, Q, Q, 3, "BNSD"),
+        {"sparse_mode": 6, "prefix": [1, 2], "atten_mask": torch.cat((CAUSAL_2048, CAUSAL_2048[:1024]))},
+    ),
+    "sparse_mode 5 wants one of": (Q, Q, Q, 3, "BNSD", {"sparse_mode": 5, "prefix": [1, 2], "atten_mask": CAUSAL_2048[:4, :4]}),
+    "atten_mask and prefix contradict each other": (
+        *(Q, Q, Q, 3, "BNSD"),
+        {"sparse_mode": 5, "prefix": [1, 2], "atten_mask": CAUSAL_2048[:4, :4].repeat(2, 1, 1, 1)},
+    ),
     "leaves out everything": (T, T, T, 3, "TND", {**ENDS, "atten_mask": torch.ones(4, 4, dtype=torch.bool)}),
 }
 
@@ -340,7 +357,7 @@ def test_attention_against_the_contract_is_refused_and_says_why(words: str) -> N
         attention(q, k, v, heads, layout, **options)
 
 
-@pytest.mark.parametrize("options", [{"keep_prob": 0.9}, {"pse": Q}, {"sparse_mode": 5}, {"prefix": [1, 2]}, {"sink": Q}])
+@pytest.mark.parametrize("options", [{"keep_prob": 0.9}, {"pse": Q}, {"sink": Q}])
 def test_what_the_reference_lacks_is_told_apart_from_a_breach(options: dict[str, Any]) -> None:
     with pytest.raises(NotInReference):
         attention(Q, Q, Q, 3, "BNSD", **options)

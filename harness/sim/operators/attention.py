@@ -44,15 +44,16 @@ def npu_fusion_attention(
     """(output in query's layout, softmax max and sum in float32, an empty tensor, 0, 0, 0). Only the output carries a gradient.
 
     A row that attends to nothing gives zero. That is documented for sparse modes 2 to 4 and inner_precise 2; elsewhere the documentation
-    promises nothing. No dropout, pse, sink or prefix.
+    promises nothing. No dropout, pse or sink.
     """
-    require_none(FORWARD, "computes without it", pse=pse, sink=sink, dropout_mask=dropout_mask, prefix=prefix)
+    require_none(FORWARD, "computes without it", pse=pse, sink=sink, dropout_mask=dropout_mask)
     _require_plain(FORWARD, padding_mask, keep_prob, inner_precise, softmax_layout, input_layout)
     arrangement = arrange(FORWARD, query, key, value, head_num, input_layout, actual_seq_qlen, actual_seq_kvlen)
-    mask = _masking(FORWARD, arrangement, query, key, sparse_mode, atten_mask, pre_tockens, next_tockens)
+    mask = _masking(FORWARD, arrangement, query, key, sparse_mode, atten_mask, pre_tockens, next_tockens, prefix)
     outputs, maxima, sums = [], [], []
-    for q, k, v in zip(arrangement.queries(query), arrangement.keys(key), arrangement.keys(value), strict=True):
-        output, largest, total = _attend(q.float(), k.float(), v.float(), scale, mask)
+    inputs = list(zip(arrangement.queries(query), arrangement.keys(key), arrangement.keys(value), strict=True))
+    for i, (q, k, v) in enumerate(inputs):
+        output, largest, total = _attend(q.float(), k.float(), v.float(), scale, mask.of_sequence(i, len(inputs)))
         outputs.append(output)
         maxima.append(largest)
         sums.append(total)
@@ -101,18 +102,20 @@ def npu_fusion_attention_grad(
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, torch.Tensor]:
     """(dq, dk, dv, None, empty) from the forward's output and statistics, which may come from more keys than are given here (a ring)."""
-    require_none(BACKWARD, "computes without it", pse=pse, sink=sink, prefix=prefix)
+    require_none(BACKWARD, "computes without it", pse=pse, sink=sink)
     _require_plain(BACKWARD, padding_mask, keep_prob, inner_precise, softmax_layout, input_layout)
     arrangement = arrange(BACKWARD, query, key, value, head_num, input_layout, actual_seq_qlen, actual_seq_kvlen)
-    mask = _masking(BACKWARD, arrangement, query, key, sparse_mode, atten_mask, pre_tockens, next_tockens)
+    mask = _masking(BACKWARD, arrangement, query, key, sparse_mode, atten_mask, pre_tockens, next_tockens, prefix)
     maxima, sums, output = _require_saved(arrangement, query, value, dy, softmax_max, softmax_sum, attention_in)
-    pieces = zip(
-        zip(arrangement.queries(query), arrangement.keys(key), arrangement.keys(value), strict=True),
-        zip(arrangement.queries(output), arrangement.queries(dy), strict=True),
-        zip(arrangement.statistics(maxima, softmax_layout), arrangement.statistics(sums, softmax_layout), strict=True),
-        strict=True,
+    pieces = list(
+        zip(
+            zip(arrangement.queries(query), arrangement.keys(key), arrangement.keys(value), strict=True),
+            zip(arrangement.queries(output), arrangement.queries(dy), strict=True),
+            zip(arrangement.statistics(maxima, softmax_layout), arrangement.statistics(sums, softmax_layout), strict=True),
+            strict=True,
+        )
     )
-    gradients = [_gradients(inputs, outputs, statistics, scale_value, mask) for inputs, outputs, statistics in pieces]
+    gradients = [_gradients(*piece, scale_value, mask.of_sequence(i, len(pieces))) for i, piece in enumerate(pieces)]
     dq = arrangement.join_queries([g[0] for g in gradients], query.shape[0])
     dk, dv = (arrangement.join_keys([g[i] for g in gradients], key.shape[0]) for i in (1, 2))
     no_sink = torch.empty(0, dtype=torch.float32, device=query.device)
@@ -138,10 +141,13 @@ def _masking(
     mask: torch.Tensor | None,
     before: int,
     after: int,
+    prefix: Sequence[int] | None,
 ) -> Masking:
     queries, keys = arrangement.queries(query), arrangement.keys(key)
-    sizes = (queries[0].shape[0], arrangement.heads, max(q.shape[2] for q in queries), max(k.shape[2] for k in keys))
-    return masking(name, query, mode, mask, before, after, packed=arrangement.layout == "TND", sizes=sizes)
+    packed = arrangement.layout == "TND"
+    batch = len(queries) if packed else queries[0].shape[0]
+    sizes = (batch, arrangement.heads, max(q.shape[2] for q in queries), max(k.shape[2] for k in keys))
+    return masking(name, query, mode, mask, before, after, prefix=prefix, packed=packed, sizes=sizes)
 
 
 def _require_saved(

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from .refusal import NotInReference, require, require_dtype, require_same_device
+from .refusal import require, require_dtype, require_same_device
 
-DEFAULT, ALL, LEFT_UP_CAUSAL, RIGHT_DOWN_CAUSAL, BAND = 0, 1, 2, 3, 4
-COMPRESSED_SIZE = 2048
+DEFAULT, ALL, LEFT_UP_CAUSAL, RIGHT_DOWN_CAUSAL, BAND, PREFIX, PREFIX_COMPRESSED, CUT_RIGHT_DOWN, CUT_LEFT_UP = range(9)
+COMPRESSED_SIZE, PREFIX_ROWS, MAX_PREFIXES = 2048, 1024, 32
 UNBOUNDED = 2147483647
 
 
 @dataclass(frozen=True)
 class Masking:
-    """A checked choice of sparse mode, mask and band."""
+    """A checked choice of sparse mode, mask and band. `prefix`: keys that every row of a batch, or packed sequence, attends to."""
 
     mode: int
     mask: torch.Tensor | None
     before: int
     after: int
+    prefix: tuple[int, ...] = ()
+
+    def of_sequence(self, index: int, count: int) -> Masking:
+        """That of one of `count` packed sequences. Cut ones have a band where they were cut: the last (mode 7), or the first (8)."""
+        if self.mode == CUT_RIGHT_DOWN:
+            return replace(self, mode=BAND if index == count - 1 else RIGHT_DOWN_CAUSAL)
+        if self.mode == CUT_LEFT_UP:
+            return replace(self, mode=LEFT_UP_CAUSAL if index else BAND)
+        return replace(self, prefix=self.prefix[index : index + 1]) if self.prefix and count > 1 else self
 
     def blocked(self, queries: int, keys: int, device: torch.device) -> torch.Tensor | None:
         """Mask that spreads over [B, N, queries, keys], or None where all is attended to.
@@ -38,6 +48,9 @@ class Masking:
         corner = row + (keys - queries)
         if self.mode == RIGHT_DOWN_CAUSAL:
             return column > corner
+        if self.mode in (PREFIX, PREFIX_COMPRESSED):
+            lengths = torch.tensor(self.prefix, device=device).view(-1, 1, 1, 1)
+            return (column > corner) & (column >= lengths)
         return (column > corner + self.after) | (column < corner - self.before)
 
     def _full(self, queries: int, keys: int) -> torch.Tensor:
@@ -60,22 +73,58 @@ def masking(
     before: int,
     after: int,
     *,
+    prefix: Sequence[int] | None,
     packed: bool,
     sizes: tuple[int, int, int, int],
 ) -> Masking:
-    """`sizes`: batch, heads, longest query, longest key. Raises OperatorRefused, or NotInReference for the modes 5 to 8."""
+    """`sizes`: batch or packed sequences, heads, longest query, longest key. Raises OperatorRefused."""
     require(0 <= mode <= 8, name, f"sparse_mode is {mode}; supported: 0 to 8")
-    if mode > BAND:
-        raise NotInReference(f"{name}: sparse_mode {mode} (prefix and cut sequences) isn't in the reference, which has 0 to 4.")
     if mask is None:
         return Masking(mode, None, before, after)
     require_dtype(name, "atten_mask", mask, (torch.bool, torch.uint8))
     require_same_device(name, query, atten_mask=mask)
+    require(mode not in (CUT_RIGHT_DOWN, CUT_LEFT_UP) or packed, name, f"sparse_mode {mode} is for input_layout TND")
+    require(mode != PREFIX or not packed, name, "sparse_mode 5 isn't for input_layout TND")
+    found = Masking(mode, mask, before, after, _prefixes(name, mode, prefix, sizes[0]))
     if mode in (DEFAULT, ALL):
         _require_full(name, mask, packed, sizes)
+    elif mode == PREFIX:
+        _require_written_out(name, found, sizes)
+    elif mode == PREFIX_COMPRESSED:
+        _require_rectangle(name, mask)
+        _require_compressed(name, mask[:COMPRESSED_SIZE], mode)
     else:
         _require_compressed(name, mask, mode)
-    return Masking(mode, mask, before, after)
+    return found
+
+
+def _prefixes(name: str, mode: int, prefix: Sequence[int] | None, batch: int) -> tuple[int, ...]:
+    if mode not in (PREFIX, PREFIX_COMPRESSED):
+        return ()
+    require(prefix is not None, name, f"sparse_mode {mode} needs prefix")
+    lengths = tuple(int(length) for length in prefix or ())
+    require(
+        len(lengths) == batch <= MAX_PREFIXES, name, f"{len(lengths)} prefixes for {batch} batches; equally many, at most {MAX_PREFIXES}"
+    )
+    return lengths
+
+
+def _require_written_out(name: str, found: Masking, sizes: tuple[int, int, int, int]) -> None:
+    """The mask of mode 5 says the same as its prefixes."""
+    batch, heads, queries, keys = sizes
+    assert found.mask is not None
+    shapes = ((batch, 1, queries, keys), (batch, heads, queries, keys))
+    require(tuple(found.mask.shape) in shapes, name, f"atten_mask is {tuple(found.mask.shape)}; sparse_mode 5 wants one of {shapes}")
+    blocked = found.blocked(queries, keys, found.mask.device)
+    assert blocked is not None
+    require(bool((found.mask.bool() == blocked).all()), name, "atten_mask and prefix contradict each other")
+
+
+def _require_rectangle(name: str, mask: torch.Tensor) -> None:
+    shape = (COMPRESSED_SIZE + PREFIX_ROWS, COMPRESSED_SIZE)
+    require(tuple(mask.shape) == shape, name, f"sparse_mode 6 wants the compressed mask {shape[0]}x{shape[1]}, not {tuple(mask.shape)}")
+    left, right = mask[COMPRESSED_SIZE:].bool().chunk(2, 1)
+    require(not bool(left.any()) and bool(right.all()), name, "sparse_mode 6 wants a rectangle below the triangle, its right half True")
 
 
 def _require_full(name: str, mask: torch.Tensor, packed: bool, sizes: tuple[int, int, int, int]) -> None:

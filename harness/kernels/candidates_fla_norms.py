@@ -1,0 +1,219 @@
+"""fla's norms: L2, layer, group and RMS norm, with a gate or a residual, forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from hypothesis import strategies as st
+
+from harness.kernels import fla_parts as parts
+from harness.kernels.delta_rule import l2norm
+from harness.kernels.fla_parts import Named
+from harness.kernels.interpreter import Engine, prepared
+from harness.kernels.kernel import Function, Kernel, Kind, Params
+from harness.kernels.launches import counted
+from harness.kernels.references_layers import gated, norm
+from harness.kernels.values import FINITE, NOT_FINITE, edged, normal
+
+# Beyond 512 fla takes another kernel, a row to a program.
+_WIDTHS = st.sampled_from([5, 16, 40, 64, 128, 512, 520])
+_SHARED: dict[str, st.SearchStrategy[Any]] = {
+    "T": st.sampled_from([1, 2, 15, 17, 33, 70]),
+    "D": _WIDTHS,
+    "weight": st.booleans(),
+    "bias": st.booleans(),
+    "residual": st.booleans(),
+    "prenorm": st.booleans(),
+    "eps": st.sampled_from([1e-6, 1e-5, 1e-2]),
+    "small": st.booleans(),
+    "cores": st.sampled_from([1, 3, 20]),
+    "edge": st.sampled_from(("none",) * 6 + FINITE),
+}
+_MODULES = ("fla.modules.norm.layernorm", "fla.modules.norm.fused_norm_gate")
+_ALL = {"weight": True, "bias": True, "residual": True, "prenorm": True}
+
+
+def kernels() -> tuple[Kernel, ...]:
+    return (_l2norm(), _norm("rms_norm"), _norm("layer_norm"), _norm("group_norm"), _gated("rms_norm_gated"), _gated("layer_norm_gated"))
+
+
+def _case(T: int, D: int, **given: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = dict.fromkeys(("weight", "bias", "residual", "prenorm", "small"), False)
+    return {"T": T, "D": D, "eps": 1e-5, "cores": 1, "edge": "none", **plain, **given}
+
+
+def _x(params: Params, generator: torch.Generator) -> torch.Tensor:
+    """Rows so small that eps matters, or with an edge value."""
+    drawn = normal(generator, 1, params["T"], params["D"]) * (1e-2 if params["small"] else 1.0)
+    return edged(drawn, params["edge"], generator)
+
+
+def _inputs(params: Params, generator: torch.Generator) -> Named:
+    x = _x(params, generator)
+    given = {"x": x}
+    if params["weight"]:
+        given["weight"] = 1 + normal(generator, params["D"]) / 2
+    if params["bias"]:
+        given["bias"] = normal(generator, params["D"])
+    if params["residual"]:
+        given["residual"] = normal(generator, *x.shape)
+    return given
+
+
+def _told(outputs: Named, params: Params) -> Named:
+    """Without gradients where a value is not finite: what infinity times 0 does to them hangs on the order of the operations."""
+    if params["edge"] in NOT_FINITE:
+        return {name: value.detach() for name, value in outputs.items()}
+    return outputs
+
+
+# A device's number of cores decides into how many parts the gradients of weights are summed; the interpreter knows none.
+_cores = [1]
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[Counter[str]]:
+    """Launches, on as many cores as the case asks for, also in the backward pass, which begins after the candidate has returned."""
+    with contextlib.ExitStack() as stack:
+        if prepared().engine is Engine.INTERPRETED:
+            for module in _MODULES:
+                stack.enter_context(mock.patch(f"{module}.get_multiprocessor_count", lambda index=0: _cores[0]))
+        yield stack.enter_context(counted())
+
+
+def _pair(found: Any, params: Params) -> Named:
+    """What a norm gives: y, and with prenorm the sum before it."""
+    if not isinstance(found, tuple):
+        return {"y": found}
+    return {"y": found[0], "total": found[1]} if params["prenorm"] else {"y": found[0]}
+
+
+def _l2norm() -> Kernel:
+    def candidate(inputs: Named, params: Params) -> Named:
+        return _told({"y": parts.fla("modules.l2norm", "l2norm")(parts.there(inputs)["x"], eps=params["eps"])}, params)
+
+    def golden(inputs: Named, params: Params) -> Named:
+        return _told({"y": l2norm(inputs["x"], params["eps"])}, params)
+
+    edges = tuple(_case(3, 40, edge=edge) for edge in ("zeros", "large", "denormal", "nan", "inf"))
+    return Kernel(
+        name="fla.l2norm",
+        kind=Kind.TRITON,
+        what="fla.modules.l2norm.l2norm",
+        dtypes=("fp32", "fp16", "bf16"),
+        params=st.fixed_dictionaries(_SHARED),
+        examples=(_case(17, 40, small=True, eps=1e-3), _case(3, 520, small=True, eps=1e-3), _case(1, 64), _case(33, 128, eps=1e-6), *edges),
+        inputs=lambda params, generator: {"x": _x(params, generator)},
+        candidate=candidate,
+        golden=golden,
+        counted=counted,
+        differentiable=("x",),
+        quick_examples=2,
+        tries=10,
+        quick_tries=0,
+        missing=parts.missing,
+    )
+
+
+def _norm(name: str) -> Kernel:
+    examples = [
+        _case(17, 40, **_ALL, small=True, cores=3, eps=1e-2),
+        _case(5, 520, **_ALL, cores=3),
+        _case(33, 128, weight=True, cores=20),
+        _case(20, 520, bias=True, small=True, eps=1e-6),
+        _case(3, 64, residual=True, cores=3),
+        _case(70, 16, weight=True, bias=True, residual=True, cores=3),
+        _case(1, 512),
+        _case(2, 24, weight=True, edge="zeros"),
+        _case(2, 24, weight=True, edge="nan"),
+    ]
+    more: dict[str, st.SearchStrategy[Any]] = {}
+    if name == "group_norm":
+        # A group of more than 512 is another kernel's.
+        examples = [{**params, "groups": 4, "rms": at % 2 == 1} for at, params in enumerate(examples)]
+        examples += [
+            {**_case(5, 1040, **_ALL, cores=3), "groups": 2, "rms": False},
+            {**_case(4, 1040, weight=True), "groups": 2, "rms": True},
+        ]
+        more = {"groups": st.sampled_from([2, 4]), "D": st.sampled_from([16, 40, 128, 1040]), "rms": st.booleans()}
+
+    def candidate(inputs: Named, params: Params) -> Named:
+        x, _cores[0] = parts.there(inputs), params["cores"]
+        options = {"eps": params["eps"], "prenorm": params["prenorm"]}
+        if name == "group_norm":
+            options |= {"num_groups": params["groups"], "is_rms_norm": params["rms"]}
+        found = parts.fla("modules.layernorm", name)(x["x"], x.get("weight"), x.get("bias"), x.get("residual"), **options)
+        return _told(_pair(found, params), params)
+
+    def golden(inputs: Named, params: Params) -> Named:
+        x, centred = inputs, not params.get("rms", name == "rms_norm")
+        given = (x["x"], x.get("weight"), x.get("bias"), x.get("residual"), params["eps"])
+        return _told(_pair(norm(*given, centred=centred, groups=params.get("groups", 1)), params), params)
+
+    return _kernel(name, f"fla.modules.layernorm.{name}", {**_SHARED, **more}, examples, _inputs, candidate, golden)
+
+
+def _gated(name: str) -> Kernel:
+    examples = [
+        _case(17, 40, **_ALL, small=True, cores=3, eps=1e-2, activation="swish"),
+        _case(5, 520, **_ALL, cores=3, activation="sigmoid"),
+        _case(33, 128, weight=True, cores=20, activation="sigmoid"),
+        _case(20, 520, bias=True, small=True, eps=1e-6, activation="silu"),
+        _case(3, 64, residual=True, cores=3, activation="silu"),
+        _case(70, 16, weight=True, bias=True, residual=True, cores=3, activation="swish"),
+        _case(1, 512, activation="swish"),
+        _case(2, 24, weight=True, edge="zeros", activation="swish"),
+        _case(2, 24, weight=True, edge="nan", activation="sigmoid"),
+    ]
+
+    def inputs_of(params: Params, generator: torch.Generator) -> Named:
+        return {**_inputs(params, generator), "gate": normal(generator, 1, params["T"], params["D"])}
+
+    def candidate(inputs: Named, params: Params) -> Named:
+        x, _cores[0] = parts.there(inputs), params["cores"]
+        given = (x["x"], x["gate"], x.get("weight"), x.get("bias"), params["activation"], x.get("residual"))
+        found = parts.fla("modules.fused_norm_gate", name)(*given, eps=params["eps"], prenorm=params["prenorm"])
+        return _told(_pair(found, params), params)
+
+    def golden(inputs: Named, params: Params) -> Named:
+        x = inputs
+        given = (x["x"], x.get("weight"), x.get("bias"), x.get("residual"), params["eps"])
+        y, total = norm(*given, centred=name.startswith("layer"))
+        return _told(_pair((gated(y, x["gate"], params["activation"]), total), params), params)
+
+    drawn = {**_SHARED, "activation": st.sampled_from(["swish", "silu", "sigmoid"])}
+    return _kernel(name, f"fla.modules.fused_norm_gate.{name}", drawn, examples, inputs_of, candidate, golden)
+
+
+def _kernel(
+    name: str,
+    what: str,
+    drawn: dict[str, st.SearchStrategy[Any]],
+    examples: list[dict[str, Any]],
+    inputs: Callable[[Params, torch.Generator], Named],
+    candidate: Function,
+    golden: Function,
+) -> Kernel:
+    return Kernel(
+        name=f"fla.{name}",
+        kind=Kind.TRITON,
+        what=what,
+        dtypes=("fp32", "fp16", "bf16"),
+        params=st.fixed_dictionaries(drawn),
+        examples=tuple(examples),
+        inputs=inputs,
+        candidate=candidate,
+        golden=golden,
+        counted=_counted,
+        differentiable=("x", "gate", "weight", "bias", "residual"),
+        quick_examples=2,
+        half_examples=4,
+        tries=8,
+        quick_tries=0,
+        missing=parts.missing,
+    )
