@@ -17,7 +17,7 @@ def npu_cross_entropy_loss(
     lse_square_scale_for_zloss: float = 0.0,
     return_zloss: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss [1], or [N] for "none"; log of the probabilities [N, C], without gradient; zloss and its sums, which hold nothing).
+    """(loss [1], or [N] for "none"; log of the probabilities [N, C], without gradient; zloss and its sums, which hold nothing yet).
 
     `input` [N, C], `target` int64 [N] in [0, C), `weight` float32 [C]. A negative `ignore_index` ignores nothing.
     """
@@ -44,7 +44,7 @@ def npu_cross_entropy_loss(
     )
     log_prob = torch.log_softmax(input.detach().float(), 1).to(input.dtype)
     shaped = loss.to(input.dtype) if reduction == "none" else loss.to(input.dtype).reshape(1)
-    return shaped, log_prob, torch.empty_like(shaped), input.new_empty(len(input))
+    return shaped, log_prob, torch.zeros_like(shaped).detach(), input.new_zeros(len(input))
 
 
 def _require_differentiable(
