@@ -133,11 +133,14 @@ def _intra(inputs: Named, params: Params, unit: float) -> Named:
 
 def _wy_backward_inputs(params: Params, generator: torch.Generator, unit: float) -> Named:
     rows, tokens, _, wide, k, v = parts.shape(params)
+    given = _kkt_inputs(params, generator, unit)
+    solved = forward.solve_tril(_kkt(given, params, unit)["A"], lengths=params["lengths"])
     return {
-        **_kkt_inputs(params, generator, unit),
+        **given,
         "v": normal(generator, rows, tokens, wide, v),
         "dw": normal(generator, rows, tokens, wide, k),
         "du": normal(generator, rows, tokens, wide, v),
+        "solved": solved,
     }
 
 

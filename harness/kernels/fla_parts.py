@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from harness.kernels.delta_rule import CHUNK, chunk_cumsum, l2norm, scaled_dot_kkt, solve_tril, spans
+from harness.kernels.delta_rule import CHUNK, chunk_cumsum, l2norm, spans
 from harness.kernels.interpreter import missing_triton, prepared
 from harness.kernels.kernel import Params
 from harness.kernels.values import normal
@@ -120,11 +120,3 @@ def betas(generator: torch.Generator, rows: int, tokens: int, heads: int) -> tor
 def chunks_of(params: Params, size: int = CHUNK) -> int:
     rows, tokens, *_ = shape(params)
     return len(spans(rows, tokens, params["lengths"]).chunks(size))
-
-
-def solved_of(inputs: Mapping[str, torch.Tensor], params: Params, size: int = CHUNK) -> torch.Tensor:
-    """The (I + A)^-1 that belongs to k, beta and g, computed in float64 and rounded to k's dtype."""
-    wide = {name: inputs[name].detach().double() for name in ("k", "beta", "g") if name in inputs}
-    lengths = params["lengths"]
-    solved = solve_tril(scaled_dot_kkt(wide["k"], wide["beta"], wide.get("g"), size, lengths=lengths), lengths=lengths)
-    return solved.to(inputs["k"].dtype)
