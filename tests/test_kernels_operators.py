@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.metadata
-import inspect
 import json
 import sys
 from collections import Counter
@@ -29,6 +28,7 @@ from harness.kernels.kernel import Kernel
 from harness.kernels.npu import INSTALL, LAYS, STEPPED, TURNED, Operators, why_no_npu
 from harness.sim.operators import DIFFERENTIABLE, OPERATORS
 from harness.sim.surface import samples
+from harness.sim.surface.signatures import why_refused
 
 
 @cache
@@ -36,27 +36,10 @@ def recorded() -> Any:
     return json.loads(next(Path(samples.__file__).parent.glob("torch_npu-*.json")).read_text())["operators"]
 
 
-@cache
-def signatures(name: str) -> tuple[inspect.Signature, ...]:
-    """Of every overload of the real wheel's operator."""
-    kinds = {"positional_or_keyword": inspect.Parameter.POSITIONAL_OR_KEYWORD, "keyword_only": inspect.Parameter.KEYWORD_ONLY}
-    return tuple(
-        inspect.Signature(
-            [inspect.Parameter(p["name"], kinds[p["kind"]], default=p.get("default", inspect.Parameter.empty)) for p in overload]
-        )
-        for overload in recorded()[name]["overloads"].values()
-    )
-
-
 def accepted_by_the_real_one(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Raises TypeError for a call that no overload takes."""
-    for signature in signatures(name)[:-1]:
-        try:
-            signature.bind(*arguments, **named)
-        except TypeError:
-            continue
-        return
-    signatures(name)[-1].bind(*arguments, **named)
+    if because := why_refused(recorded()[name], len(arguments), named):
+        raise TypeError(f"{name}: {because}")
 
 
 def checked(find: Callable[[str], Callable[..., Any]]) -> Callable[[str], Callable[..., Any]]:

@@ -22,9 +22,10 @@ from harness.sim.environment import sim_environment
 from harness.sim.operators import DIFFERENTIABLE, OPERATORS
 from harness.sim.surface import samples
 from harness.sim.surface.accepted import ACCEPTED
-from harness.sim.surface.called import ASKED_AT_RUN_TIME, names_called
+from harness.sim.surface.called import ASKED_AT_RUN_TIME, CallSite, call_sites, names_called
 from harness.sim.surface.compare import DIFFERENT, EXTRA, MISSING, Accepted, Difference, differences, outdated, unlisted
 from harness.sim.surface.describe import parameters
+from harness.sim.surface.signatures import why_refused
 from harness.sim.surface.stub_cann import needed_libraries, undefined_symbols
 
 FOLDER = Path(samples.__file__).parent
@@ -150,16 +151,25 @@ def f(q):
 
 
 @cache
-def called() -> dict[str, list[str]]:
-    """Name to the files of the installed libraries that use it."""
-    users: dict[str, list[str]] = defaultdict(list)
+def sources() -> dict[str, str]:
+    """The files of the installed libraries that name torch_npu or torch.npu."""
+    found: dict[str, str] = {}
     for library in LIBRARIES:
         spec = importlib.util.find_spec(library)
         for path in Path(spec.origin).parent.rglob("*.py") if spec and spec.origin else ():
             source = path.read_bytes()
             if b"torch_npu" in source or b"torch.npu" in source:
-                for name in names_called(source.decode()) - OF_ANY_PACKAGE:
-                    users[name].append(str(path))
+                found[str(path)] = source.decode()
+    return found
+
+
+@cache
+def called() -> dict[str, list[str]]:
+    """Name to the files of the installed libraries that use it."""
+    users: dict[str, list[str]] = defaultdict(list)
+    for path, source in sources().items():
+        for name in names_called(source) - OF_ANY_PACKAGE:
+            users[name].append(path)
     return dict(users)
 
 
@@ -177,6 +187,45 @@ def test_the_real_torch_npu_has_every_name_that_the_installed_libraries_use() ->
     missing = {name: users for name, users in called().items() if not has(real(), name)}
     assert missing == {}
     assert [name for name in ASKED_AT_RUN_TIME if not has(real(), name)] == []
+
+
+def test_every_call_of_an_operator_in_the_installed_libraries_fits_the_real_schema() -> None:
+    sites = [(path, site) for path, source in sources().items() for site in call_sites(source) if site.operator in samples.OPERATORS]
+    refused = {
+        f"{path}:{site.line}": why for path, site in sites if (why := why_refused(operator_of(site), site.positional, site.keywords))
+    }
+    assert refused == {}
+    assert len(sites) >= 20
+
+
+def operator_of(site: CallSite) -> Any:
+    return real()["operators"][site.operator]
+
+
+def test_a_call_is_read_where_its_arguments_stand_and_judged_by_every_overload() -> None:
+    source = """
+import torch_npu
+from torch_npu import npu_rms_norm as norm
+norm(x, w, epsilon=1e-6)[0]
+torch_npu.npu_rms_norm(x, w, eps=1e-6)
+torch_npu.npu_grouped_matmul([x], [w], group_list=g, tuning_config=None)
+torch_npu.npu_grouped_matmul([x], [w], None)
+torch_npu.npu_swiglu(*x)
+torch_npu.npu_swiglu(**x)
+torch_npu.npu.set_device(0)
+other.npu_swiglu(x, y, z)
+"""
+    sites = call_sites(source)
+    assert [(site.operator, site.line, site.positional, site.keywords) for site in sites] == [
+        ("npu_rms_norm", 4, 2, ("epsilon",)),
+        ("npu_rms_norm", 5, 2, ("eps",)),
+        ("npu_grouped_matmul", 6, 2, ("group_list", "tuning_config")),
+        ("npu_grouped_matmul", 7, 3, ()),
+    ]
+    said = [why_refused(operator_of(site), site.positional, site.keywords) for site in sites]
+    assert said[0] == said[2] == ""
+    assert "eps" in said[1]
+    assert "too many positional arguments" in said[3]
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,10 @@
-"""Which names of torch_npu a source text uses. Pure: the source comes in as text."""
+"""Which names of torch_npu a source text uses, and how it calls them. Pure: the source comes in as text."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 ROOTS = ("torch_npu", "torch.npu")
 # Asked for by name at run time, through getattr(torch, "npu") and the like, where no source text shows it: met in runs of ms-swift,
@@ -37,6 +38,30 @@ ASKED_AT_RUN_TIME = (
 )
 
 
+@dataclass(frozen=True)
+class CallSite:
+    """A call of torch_npu.`operator` in a source text: how many positional arguments and which keywords it has."""
+
+    operator: str
+    line: int
+    positional: int
+    keywords: tuple[str, ...]
+
+
+def call_sites(source: str) -> list[CallSite]:
+    """Every call of an attribute of torch_npu, or of a name imported from it, whose arguments stand there, not in *a or **b."""
+    tree = ast.parse(source)
+    aliases = _aliases(tree)
+    found = []
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        root, *rest = _dotted(node.func, aliases) or ("",)
+        spread = any(isinstance(argument, ast.Starred) for argument in node.args)
+        keywords = [keyword.arg for keyword in node.keywords if keyword.arg is not None]
+        if root == "torch_npu" and len(rest) == 1 and not spread and len(keywords) == len(node.keywords):
+            found.append(CallSite(rest[0], node.lineno, len(node.args), tuple(keywords)))
+    return sorted(found, key=lambda site: site.line)
+
+
 def names_called(source: str) -> set[str]:
     """Dotted names under torch_npu and torch.npu: attributes read, names imported, and getattr or hasattr with a text.
 
@@ -60,7 +85,7 @@ def _aliases(tree: ast.AST) -> Mapping[str, str]:
             found.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
         elif isinstance(node, ast.Import):
             found.update({alias.asname: alias.name for alias in node.names if alias.asname and alias.name.split(".")[0] == "torch_npu"})
-    return found
+    return sorted(found, key=lambda site: site.line)
 
 
 def _chains(node: ast.AST, aliases: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
