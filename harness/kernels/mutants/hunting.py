@@ -1,0 +1,213 @@
+"""Each mutant against the questions that reach its line, until one of them is red; what none catches is told from what is equivalent."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import random
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import HostError
+from harness.kernels.mutants.forked import forked
+from harness.kernels.mutants.planting import FAMILIES, Mutant, mutant_by_text, mutants_of, plant, source_of
+from harness.kernels.mutants.proofs import CURATED, PROOFS
+from harness.kernels.mutants.reach import Question, Reach, answer, reach
+from harness.kernels.mutants.sameness import LEAST, Sameness, cases_for, compare, fingerprints
+from harness.model import Word
+
+# Modules all of whose lines are ours to catch, reached or not; of the others only what is reached.
+WHOLE = ("swift.model.npu_patch.model", "swift.sequence_parallel.zigzag_ring_attn_npu")
+_SURVEY_S, _LEAST_S, _MOST_S, _SAMENESS_S = 1800.0, 90.0, 900.0, 900.0
+
+
+class Outcome(Word):
+    KILLED = "killed"
+    SURVIVED = "survived"
+    EQUIVALENT = "equivalent"
+
+
+@dataclass(frozen=True)
+class Fate:
+    """How a mutant ended: killed `by` a question after `cases`, or why not."""
+
+    mutant: Mutant
+    outcome: Outcome
+    by: str = ""
+    cases: int = 0
+    said: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What the questions reach without any fault, and the modules that they load, for children to find loaded."""
+
+    questions: tuple[Question, ...]
+    reaches: Mapping[str, Reach]
+    loaded: tuple[str, ...]
+
+    def of(self, mutant: Mutant) -> list[Question]:
+        """Those that reach the mutant's line, the quickest first; at the top of a module, those that reach anything of it."""
+        path = str(source_of(mutant.module)[0])
+        lines = {q.name: self.reaches[q.name].lines.get(path, frozenset()) for q in self.questions}
+        met = [q for q in self.questions if (mutant.line in lines[q.name] if mutant.function else lines[q.name])]
+        return sorted(met, key=lambda q: (self.reaches[q.name].seconds, q.name))
+
+
+def survey(questions: Sequence[Question], jobs: int) -> Ground:
+    """Each kernel in its first dtype. Raises HostError where a question is red without any fault: nothing would be learned from it."""
+    first = {(q.kernel.name if q.kernel else q.name, q.known): q for q in reversed(questions)}
+    ended = next(forked([tuple(first.values())], lambda asked: _surveyed(asked, jobs), 1, lambda task: _SURVEY_S))
+    if ended.result is None:
+        raise HostError("kernel mutants", f"the survey of what kernels reach ended: {ended.died}.", "Run pytest -m kernel_parity.")
+    reaches, loaded = ended.result
+    # Another dtype of a kernel reaches what its first one does.
+    reaches |= {q.name: reaches[first[q.kernel.name if q.kernel else q.name, q.known].name] for q in questions}
+    red = [f"{name}: {found.said}" for name, found in reaches.items() if found.said]
+    if red:
+        raise HostError("kernel mutants", f"without any fault {len(red)} questions are red: {red[0]}", "Run pytest -m kernel_parity.")
+    return Ground(tuple(questions), reaches, loaded)
+
+
+def _surveyed(questions: tuple[Question, ...], jobs: int) -> tuple[dict[str, Reach], tuple[str, ...]]:
+    """In a process of its own, which first answers one question of a sort, so that its children find everything imported."""
+    for question in {question.name.partition(".")[0]: question for question in questions}.values():
+        answer(question, quick=True)
+    roots = tuple(str(source_of(module)[0].parent) for module in (*WHOLE, "fla.backends"))
+    found: dict[str, Reach] = {}
+    for ended in forked(questions, lambda question: reach(question, lambda file: file.startswith(roots)), jobs, lambda task: _MOST_S):
+        found[ended.task.name] = ended.result or Reach({}, ended.seconds, ended.died)
+    return found, tuple(sys.modules)
+
+
+def all_mutants(ground: Ground) -> list[Mutant]:
+    """Those that the operators make of what is reached, and the curated ones."""
+    lines: dict[str, set[int]] = defaultdict(set)
+    for found in ground.reaches.values():
+        for file, ran in found.lines.items():
+            lines[file].update(ran)
+    made = [mutant for module in WHOLE for mutant in mutants_of(module)]
+    for file, numbers in sorted(lines.items()):
+        module = _module(Path(file))
+        if module not in WHOLE:
+            made += mutants_of(module, numbers)
+    return made + [mutant_by_text(one.name, one.module, one.kind, one.before, one.after) for one in CURATED]
+
+
+def _module(file: Path) -> str:
+    parts = file.with_suffix("").parts
+    start = max(index for index, part in enumerate(parts) if part in FAMILIES and parts[index - 1] not in FAMILIES)
+    return ".".join(parts[start:])
+
+
+def sample(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """So many of them, drawn by `seed`: module after module, each time of another function and kind."""
+    by_module: dict[str, list[Mutant]] = defaultdict(list)
+    drawn = random.Random(seed)
+    for mutant in drawn.sample(list(mutants), len(mutants)):
+        by_module[mutant.module].append(mutant)
+    for module, found in by_module.items():
+        seen: dict[tuple[str, str], int] = defaultdict(int)
+        rank: dict[str, int] = {}
+        for mutant in found:
+            rank[mutant.name] = max(seen["function", mutant.function], seen["kind", mutant.kind])
+            seen["function", mutant.function] += 1
+            seen["kind", mutant.kind] += 1
+        by_module[module] = sorted(found, key=lambda mutant: rank[mutant.name])
+    chosen: list[Mutant] = []
+    while len(chosen) < min(count, len(mutants)):
+        for module in sorted(by_module):
+            if by_module[module] and len(chosen) < count:
+                chosen.append(by_module[module].pop(0))
+    return chosen
+
+
+def hunt(mutants: Sequence[Mutant], ground: Ground, jobs: int, told: Callable[[Fate], object]) -> list[Fate]:
+    """The fate of each, told as it is known. fla's first: they need a process that has not imported fla, ms-swift's go quicker in one that
+    has."""
+    fates: list[Fate] = []
+    _warm(name for name in ground.loaded if name.partition(".")[0] not in FAMILIES)
+    with tempfile.TemporaryDirectory(prefix="kernel-mutants-") as folder:
+        for family in ("fla", "swift"):
+            mine = [mutant for mutant in mutants if mutant.family == family]
+            if family == "swift" and mine:
+                _warm(name for name in ground.loaded if name.partition(".")[0] == "fla")
+            for fate in hunted(mine, ground, jobs, Path(folder)):
+                fates.append(fate)
+                told(fate)
+    _require_green({fate.by for fate in fates if fate.outcome is Outcome.KILLED}, ground, jobs)
+    order = {mutant.name: index for index, mutant in enumerate(mutants)}
+    return sorted(fates, key=lambda fate: order[fate.mutant.name])
+
+
+def _require_green(names: set[str], ground: Ground, jobs: int) -> None:
+    """The questions that caught something must be green without any fault, and the survey asked only one dtype of each kernel."""
+    asked = [question for question in ground.questions if question.name in names]
+    for ended in forked(asked, lambda question: answer(question, quick=False)[0], jobs, lambda task: _MOST_S):
+        if said := ended.died or ended.result:
+            raise HostError("kernel mutants", f"{ended.task.name} is red without any fault: {said}", "Run pytest -m kernel_parity.")
+
+
+def _warm(names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # one that can't be imported by its name will be imported by whoever needs it
+            importlib.import_module(name)
+
+
+def hunted(mutants: Sequence[Mutant], ground: Ground, jobs: int, folder: Path) -> Iterator[Fate]:
+    """The fate of mutants whose modules this process has not imported. `folder` takes their sources."""
+    proofs = {proof.name: proof for proof in PROOFS}
+    met = {mutant.name: ground.of(mutant) for mutant in mutants}
+    alive: list[Mutant] = []
+    asked = [mutant for mutant in mutants if met[mutant.name]]
+    yield from (Fate(mutant, Outcome.SURVIVED, said="no case reaches this line") for mutant in mutants if not met[mutant.name])
+
+    def deadline_s(mutant: Mutant) -> float:
+        return min(_MOST_S, _LEAST_S + 8 * sum(ground.reaches[question.name].seconds for question in met[mutant.name]))
+
+    def chase(mutant: Mutant) -> tuple[str, int, str] | None:
+        plant(mutant.module, mutant.source, folder)
+        for question in met[mutant.name]:
+            said, cases = answer(question, quick=False)
+            if said:
+                return question.name, cases, said
+        return None
+
+    for ended in forked(asked, chase, jobs, deadline_s):
+        if ended.died:
+            yield Fate(ended.task, Outcome.KILLED, met[ended.task.name][0].name, 1, ended.died, ended.seconds)
+        elif ended.result is not None:
+            yield Fate(ended.task, Outcome.KILLED, *ended.result, ended.seconds)
+        elif (proof := proofs.get(ended.task.name)) and (proof.before, proof.after) == (ended.task.before, ended.task.after):
+            yield Fate(ended.task, Outcome.EQUIVALENT, said=f"proved: {proof.because}", seconds=ended.seconds)
+        else:
+            alive.append(ended.task)
+    yield from _told_apart(alive, met, jobs, folder)
+
+
+def _told_apart(alive: Sequence[Mutant], met: Mapping[str, list[Question]], jobs: int, folder: Path) -> Iterator[Fate]:
+    """Survivors and what is bit-equal on enough inputs."""
+    groups = {tuple(question.name for question in met[mutant.name]): met[mutant.name] for mutant in alive}
+    right: dict[tuple[str, ...], list[bytes]] = {}
+    for whole in forked(groups, lambda names: list(fingerprints(cases_for(groups[names]))), jobs, lambda task: _SAMENESS_S):
+        right[whole.task] = whole.result or []
+
+    def compared(mutant: Mutant) -> Sameness:
+        names = tuple(question.name for question in met[mutant.name])
+        plant(mutant.module, mutant.source, folder)
+        return compare(cases_for(groups[names]), right[names])
+
+    for ended in forked(alive, compared, jobs, lambda task: _SAMENESS_S):
+        found = ended.result
+        if found is None or found.differs:
+            why = f"differs within the limits: {found.differs}" if found else f"not told apart from the original: {ended.died}"
+            yield Fate(ended.task, Outcome.SURVIVED, said=why, seconds=ended.seconds)
+        elif found.compared < LEAST:
+            yield Fate(ended.task, Outcome.SURVIVED, said=f"bit-equal, but on {found.compared} inputs only", seconds=ended.seconds)
+        else:
+            yield Fate(ended.task, Outcome.EQUIVALENT, said=f"bit-equal on {found.compared} inputs", seconds=ended.seconds)
