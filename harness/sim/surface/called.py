@@ -85,7 +85,7 @@ def _aliases(tree: ast.AST) -> Mapping[str, str]:
             found.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
         elif isinstance(node, ast.Import):
             found.update({alias.asname: alias.name for alias in node.names if alias.asname and alias.name.split(".")[0] == "torch_npu"})
-    return sorted(found, key=lambda site: site.line)
+    return found
 
 
 def _chains(node: ast.AST, aliases: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
