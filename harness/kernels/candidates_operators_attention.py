@@ -26,14 +26,14 @@ def attention_kernels(operators: Operators) -> tuple[Kernel, ...]:
 
 def _laid(params: Params, heads: int, positions: int, width: int) -> list[int]:
     batch = params["batch"]
-    shapes: dict[str, list[int]] = {
+    laid: dict[str, list[int]] = {
         "BSH": [batch, positions, heads * width],
         "SBH": [positions, batch, heads * width],
         "BNSD": [batch, heads, positions, width],
         "BSND": [batch, positions, heads, width],
         "TND": [positions, heads, width],
     }
-    return shapes[params["layout"]]
+    return laid[params["layout"]]
 
 
 def _positions(params: Params) -> tuple[int, int]:

@@ -35,6 +35,4 @@ MODELS = (
     # Widths that transformers' Qwen3_5MoeTextConfig has by default; a quarter of each head is rotated.
     ModelShape("Qwen3.5-35B-A3B", 2048, 16, 2, 256, 512, 248320, rotary=64, expert=512),
 )
-# Heads that are no power of two, and experts: what a kernel's tiles don't divide.
-ODD_HEADS = tuple(shape for shape in MODELS if shape.heads & (shape.heads - 1))
 SPARSE = tuple(shape for shape in MODELS if shape.expert)
