@@ -61,7 +61,7 @@ class SeedPage:
         tables = [self.page.matrix.tables.get(name, ()) for name in SEED_TABLES]
         claims = [claim for rows in tables for row in rows for claim in self.page.claims.get(row_text(row), ())]
         named = dict.fromkeys(f"{claim.document} ({said(claim.date, self.page.language)})" for claim in claims)
-        return self.words["what"].format(documents=escape_markdown(", ".join(named)))
+        return self.words["what"].format(documents=escape_markdown(", ".join(named))) if any(tables) else self.words["no_tables"]
 
     def _table(self, name: str) -> SeedTable:
         rows = self.page.matrix.tables[name]

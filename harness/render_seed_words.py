@@ -12,6 +12,7 @@ _ENGLISH = {
     "mark. The columns behind those are measured: the mark that evidence gives, with the hardware and the weights that it comes from "
     "(tiny: a small random model of the family) and its date, the stack, and the piece of evidence that decides. What a mark means, why "
     "it stands, and a row for every single combination: [support.md](support.md).",
+    "no_tables": "matrix.yaml has none of the tables that ms-swift's page on NPUs has.",
     "says": "The document says of every row: {says}.",
     "products": "Hardware and Supported Operating Systems",
     "products_above": "**Table 1** Product hardware support list",
@@ -55,6 +56,7 @@ _CHINESE = {
     "what": "标题、列、行及顺序均与 {documents} 一致。文档的声明只在其原有的列中，不产生任何标记。其后各列均为实测：证据给出的标记（含所"
     "在硬件、所用权重（tiny：同系列的微型随机模型）和日期）、软件栈，以及起决定作用的那份证据。各标记的含义、原因以及每个组合各自的行见 "
     "[support.zh.md](support.zh.md)。",
+    "no_tables": "matrix.yaml 中没有 ms-swift 的 NPU 页面所具有的表格。",
     "says": "文档对每一行的声明：{says}。",
     "products": "硬件配套和支持的操作系统",
     "products_above": "**表 1** 产品硬件支持列表",

@@ -149,6 +149,12 @@ def test_both_languages_have_the_same_words_rows_and_evidence() -> None:
         assert word.count("{") == SEED_WORDS["zh"][name].count("{")
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_matrix_without_the_documents_tables_says_so(language: str) -> None:
+    text = render_npu_support(fold(), replace(MATRIX, tables={}), language)
+    assert SEED_WORDS[language]["no_tables"] in text and "## " not in text
+
+
 def test_every_sentence_of_matrix_yaml_about_a_row_has_a_chinese_form() -> None:
     shown = {row_text(row) for name in SEED_TABLES for row in MATRIX.tables[name]}
     claims = [claim for claim in MATRIX.claims if claim.row in shown]
