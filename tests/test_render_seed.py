@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docs_evidence import MATRIX, OLD, run
+from docs_evidence import MATRIX, NEW, OLD, run
 from evidence_samples import sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -180,6 +180,14 @@ def test_a_row_shows_the_mark_of_each_of_its_cells_with_hardware_date_stack_and_
     assert set(others) == {"untested"}
 
 
+@pytest.mark.parametrize("stage", [Stage.RESUME, Stage.MERGE, Stage.INFER, Stage.DEPLOY])
+def test_a_failing_mark_leads_to_what_failed_and_not_to_an_older_pass(stage: Stage) -> None:
+    *passed, failed = run(f"{QWEN3_8B}zero2", fails=stage)
+    older = [sealed(replace(piece, started_at=OLD)) for piece in passed]
+    row = next(row for row in of(page(*older, failed), "sft") if row[1] == "Qwen3-8B")
+    assert row[6] == f"zero2: {stage} {failed.sha256[:8]}"
+
+
 def test_a_feature_names_the_cell_that_stands_for_it_and_its_group_once() -> None:
     rows = of(page(*run("sft-qwen2_5_7b_instruct-lora-zero2")), "features")
     deepspeed = next(row for row in rows if row[1] == "DeepSpeed")
@@ -314,5 +322,7 @@ def test_an_npu_whose_allocator_counted_nothing_is_not_measured() -> None:
 
 
 def test_the_newest_run_of_the_cell_itself_is_shown() -> None:
-    old, new = (trained("single", seen(0, 1, mib), at=at) for mib, at in ((2048.0, OLD), (1024.0, "2026-06-01T10:00:00+00:00")))
-    assert of(page(new, sealed(replace(old, stack="other"))), "memory")[0][4] == "1 * 1.0 GiB"
+    for first, last in ((2048.0, 1024.0), (1024.0, 2048.0)):
+        old = sealed(replace(trained("single", seen(0, 1, first)), stack="another"))
+        new = trained("single", seen(0, 1, last), at=NEW)
+        assert of(page(new, old), "memory")[0][4] == f"1 * {last / 1024:.1f} GiB"
