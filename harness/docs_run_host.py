@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -90,7 +91,7 @@ class Scratch:
                 shutil.copy(path, self.root / "rows" / path.name)
             for model_id, family in models.items():
                 # Under its own id, so that names which ms-swift makes of it (a served model's) are the documented ones.
-                shutil.copytree(make_tiny_model(family, self.cache).path, self.root / "models" / model_id)
+                _copy_model(make_tiny_model(family, self.cache).path, self.root / "models" / model_id)
         except OSError as fault:
             raise HarnessError(str(self.root), f"can't be written: {fault.strerror}.", "Give --root a folder that can.") from None
 
@@ -101,6 +102,13 @@ class Scratch:
             if port not in self._ports.values():
                 self._ports[documented] = port
         return self._ports[documented]
+
+
+def _copy_model(tiny: Path, to: Path) -> None:
+    """In bfloat16, as hubs have the documented models: of a float32 one ms-swift would make fp16 mixed precision, which a CPU lacks."""
+    shutil.copytree(tiny, to)
+    config = json.loads((to / "config.json").read_text(encoding="utf-8"))
+    (to / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}, indent=1), encoding="utf-8")
 
 
 def search_path_of(interpreter: str) -> str:
