@@ -322,7 +322,7 @@ def test_an_npu_whose_allocator_counted_nothing_is_not_measured() -> None:
 
 
 def test_the_newest_run_of_the_cell_itself_is_shown() -> None:
-    for first, last in ((2048.0, 1024.0), (1024.0, 2048.0)):
+    for first, last in ((2048.0, 1024.0), (1024.0, 2048.0), (3072.0, 1024.0), (1024.0, 3072.0), (4096.0, 5120.0), (6144.0, 1024.0)):
         old = sealed(replace(trained("single", seen(0, 1, first)), stack="another"))
         new = trained("single", seen(0, 1, last), at=NEW)
         assert of(page(new, old), "memory")[0][4] == f"1 * {last / 1024:.1f} GiB"
