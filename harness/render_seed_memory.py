@@ -15,6 +15,9 @@ from harness.render_seed import Cells, SeedPage, SeedTable
 from harness.render_seed_words import seed_columns
 from harness.support import worked_on
 
+# Train stages that passed, on whatever.
+Trained = tuple[Evidence, ...]
+Measured = Callable[[SeedPage, Trained, Claim, Cell], Cells]
 _FIELDS = ("model_size", "npus", "deepspeed", "max_memory")
 
 
@@ -49,13 +52,15 @@ def memory_tables(seed: SeedPage) -> tuple[SeedTable, ...]:
     """The document's table, and its rows from tiny models; nothing where matrix.yaml has no such table."""
     if "memory" not in seed.page.matrix.tables:
         return ()
+    evidence = seed.page.table.evidence
+    trained = tuple(e for e in evidence if e.stage is Stage.TRAIN and e.verdict.kind is VerdictKind.PASSED and e.hardware)
     return (
-        _table(seed, "memory", f"## {seed.words['memory']}", _real, seed.page.readings("memory")),
-        _table(seed, "tiny", f"### {seed.words['tiny']}", _tiny),
+        _table(seed, trained, "memory", f"## {seed.words['memory']}", _real, seed.page.readings("memory")),
+        _table(seed, trained, "tiny", f"### {seed.words['tiny']}", _tiny),
     )
 
 
-def _table(seed: SeedPage, name: str, heading: str, measured: Callable[[SeedPage, Claim, Cell], Cells], below: Cells = ()) -> SeedTable:
+def _table(seed: SeedPage, trained: Trained, name: str, heading: str, measured: Measured, below: Cells = ()) -> SeedTable:
     """A row of the document for each cell that it means; one without a cell says why, in the column before the stack's."""
     columns, rows = seed_columns(name, seed.page.language), []
     for row in seed.page.matrix.tables["memory"]:
@@ -63,13 +68,15 @@ def _table(seed: SeedPage, name: str, heading: str, measured: Callable[[SeedPage
         words = tuple(escape_markdown(str(seed.page.value(row, field))) for field in _FIELDS)
         cells = [(claim, cell) for claim in claims if claim.cell and (cell := seed.page.matrix.cell(claim.cell)) is not None]
         blank = ("",) * (len(columns) - len(words) - 3)
-        rows += [(*words, *measured(seed, claim, cell)) for claim, cell in cells] or [(*words, *blank, seed.no_cell(claims), "", "")]
+        rows += [(*words, *measured(seed, trained, claim, cell)) for claim, cell in cells] or [
+            (*words, *blank, seed.no_cell(claims), "", "")
+        ]
     return SeedTable(heading, (seed.words[f"{name}_above"],), columns, tuple(rows), below)
 
 
-def _real(seed: SeedPage, claim: Claim, cell: Cell) -> Cells:
+def _real(seed: SeedPage, trained: Trained, claim: Claim, cell: Cell) -> Cells:
     """Peaks of the documented weights on the documented hardware, or why there are none; then the stack and the evidence."""
-    found = _newest(seed, cell, Weights.REAL, claim.target)
+    found = _newest(seed, trained, cell, Weights.REAL, claim.target)
     if found is None:
         return ("", "", seed.words["no_real_run"].format(hardware=claim.target), "", "")
     peak = peak_of(found)
@@ -80,10 +87,10 @@ def _real(seed: SeedPage, claim: Claim, cell: Cell) -> Cells:
     return (*map(escape_markdown, sizes), seed.words["steps"].format(steps=peak.steps), *proof)
 
 
-def _tiny(seed: SeedPage, claim: Claim, cell: Cell) -> Cells:
+def _tiny(seed: SeedPage, trained: Trained, claim: Claim, cell: Cell) -> Cells:
     """Peaks of a tiny model in the cell's place: on the documented hardware, else simulated, else on a plain cpu."""
     for hardware in filter(None, (claim.target, Hardware.SIM, Hardware.CPU)):
-        found = _newest(seed, cell, Weights.TINY, hardware)
+        found = _newest(seed, trained, cell, Weights.TINY, hardware)
         if found is None:
             continue
         where = seed.words["on_npu" if hardware.is_npu else f"on_{hardware}"].format(hardware=hardware)
@@ -99,13 +106,13 @@ def _tiny(seed: SeedPage, claim: Claim, cell: Cell) -> Cells:
     return ("", "", "", seed.words["no_tiny_run"], "", "")
 
 
-def _newest(seed: SeedPage, cell: Cell, weights: Weights, hardware: Hardware | None) -> Evidence | None:
-    """The train stage that passed there and says something of the cell as matrix.yaml has it now: the cell's own first, then the newest."""
+def _newest(seed: SeedPage, trained: Trained, cell: Cell, weights: Weights, hardware: Hardware | None) -> Evidence | None:
+    """The run there that says something of the cell as matrix.yaml has it now: the cell's own first, then the newest."""
     found = []
-    for piece in seed.page.table.evidence:
+    for piece in trained:
         about = piece.cell == cell.id if weights is Weights.REAL else piece.tiny_key == cell.tiny_key
-        passed = piece.stage is Stage.TRAIN and piece.verdict.kind is VerdictKind.PASSED and piece.weights is weights
-        if about and passed and piece.hardware and worked_on(piece) is hardware and not changes(piece, cell, seed.page.matrix):
+        there = piece.weights is weights and worked_on(piece) is hardware
+        if about and there and not changes(piece, cell, seed.page.matrix):
             found.append(piece)
     return max(found, key=lambda piece: (piece.cell == cell.id, rank(piece)), default=None)
 
