@@ -116,10 +116,13 @@ def patches() -> Patches:
                 raise HostError(
                     f"{name}.{attribute}", "is already ms-swift's patch in this process.", "Run kernel parity in a process of its own."
                 )
-    with _bare_parents(), bench().importable():
-        names = (PATCH, f"{PATCH}.env", f"{PATCH}.fsdp", f"{PATCH}.mindspeed", f"{PATCH}.utils", f"{PATCH}.model")
-        rings = tuple(f"{RING}.{name}" for name in ("ring_utils", "zigzag_ring_attn_npu", "zigzag_ring_attn"))
-        loaded = {name: importlib.import_module(name) for name in (*names, *rings)}
+    root = package("swift")
+    if root is None:
+        raise HostError("ms-swift", "isn't installed.", INSTALL)
+    with _bare_parents(root), bench().importable():
+        names = (f"{PATCH}.{path.stem}" for path in sorted(root.glob("model/npu_patch/[a-z]*.py")))
+        rings = (f"{RING}.{name}" for name in ("ring_utils", "zigzag_ring_attn_npu", "zigzag_ring_attn"))
+        loaded = {name: importlib.import_module(name) for name in (PATCH, *names, *rings)}
         owners = [owner for module in modules.values() for owner in (module, *_classes_of(module))]
         before = [(owner, dict(vars(owner))) for owner in owners]
         loaded[f"{PATCH}.model"].apply_patch()
@@ -131,20 +134,15 @@ def patches() -> Patches:
 
 
 @contextmanager
-def _bare_parents() -> Iterator[None]:
-    root = package("swift")
-    if root is None:
-        raise HostError("ms-swift", "isn't installed.", INSTALL)
+def _bare_parents(root: Path) -> Iterator[None]:
     bare: dict[str, ModuleType] = {}
     for name, folder in _BARE.items():
         bare[name] = ModuleType(name)
         bare[name].__path__ = [str(root / folder)]
     bare["swift.utils.logger"] = ModuleType("swift.utils.logger")
-    # The real one configures logging by ModelScope; what ms-swift logs here is for nobody.
-    quiet = logging.getLogger("harness.kernels.swift")
-    quiet.addHandler(logging.NullHandler())
-    quiet.propagate = False
-    bare["swift.utils.logger"].get_logger = lambda *_, **__: quiet  # type: ignore[attr-defined]
+    # The real one configures logging by ModelScope, and what ms-swift logs here is for nobody.
+    for name in ("swift.utils", "swift.utils.logger"):
+        bare[name].get_logger = lambda *_, **__: _quiet_logger()  # type: ignore[attr-defined]
     real = {name: sys.modules.pop(name) for name in _swift_modules()}
     sys.modules.update(bare)
     try:
@@ -153,6 +151,14 @@ def _bare_parents() -> Iterator[None]:
         for name in _swift_modules():
             del sys.modules[name]
         sys.modules.update(real)
+
+
+def _quiet_logger() -> Any:
+    quiet: Any = logging.getLogger("harness.kernels.swift")
+    quiet.addHandler(logging.NullHandler())
+    quiet.propagate = False
+    quiet.info_once, quiet.warning_once = quiet.info, quiet.warning
+    return quiet
 
 
 def _swift_modules() -> list[str]:
