@@ -62,7 +62,8 @@ def shapes(draw: st.DrawFn, shortest: int = 1) -> dict[str, Any]:
     before, after = draw(st.integers(0, 6)), draw(st.integers(0, 4))
     found |= {"before": before, "after": -min(before, after) if mode == 4 and draw(st.booleans()) else after}
     found["edge"] = draw(st.sampled_from(("none", "none", "zeros", "peaked", "nan")))
-    found["scale"] = draw(st.sampled_from((None, 0.5, 0.1)))
+    # Steep scores of steep queries leave one weight of nearly 1, and gradients that are rounding errors.
+    found["scale"] = draw(st.sampled_from((None, 0.1) if found["edge"] == "peaked" else (None, 0.5, 0.1)))
     found |= {"softmax_layout": draw(st.sampled_from(("", "TND"))) if layout == "TND" else "", "lay": draw(st.sampled_from(LAYS))}
     found["prefix"] = [draw(_prefix(q, k)) for q, k in _sequences(found)] if mode in (5, 6) else []
     return _legal(found)
