@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,17 +32,20 @@ def package(name: str) -> Path | None:
     return Path(spec.submodule_search_locations[0]) if spec is not None and spec.submodule_search_locations else None
 
 
-def missing(*, model: str = "", file: str = "model/npu_patch/model.py") -> str:
-    """ "" or what isn't installed: ms-swift with `file`, and transformers with the modeling file of `model`."""
+def missing(*, model: str = "", name: str = "", file: str = "model/npu_patch/model.py") -> str:
+    """ "" or what isn't installed: ms-swift with `file`, and transformers with the modeling file of `model`, which defines `name`."""
     swift, transformers = package("swift"), package("transformers")
-    for name, folder in (("ms-swift", swift), ("transformers", transformers)):
+    for wanted, folder in (("ms-swift", swift), ("transformers", transformers)):
         if folder is None:
-            return f"needs {name}; {INSTALL}"
+            return f"needs {wanted}; {INSTALL}"
     assert swift is not None and transformers is not None
     if not (swift / file).exists():
         return f"needs an ms-swift with swift/{file}; {INSTALL}"
-    if model and not (transformers / "models" / model / f"modeling_{model}.py").exists():
+    modeling = transformers / "models" / model / f"modeling_{model}.py"
+    if model and not modeling.exists():
         return f"needs a transformers that has {model}; pip install --upgrade transformers"
+    if name and not re.search(rf"^(class|def) {name}\b", modeling.read_text(encoding="utf-8"), re.M):
+        return f"needs a transformers whose {model} has {name}; {INSTALL}"
     return ""
 
 
