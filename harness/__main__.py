@@ -1,4 +1,4 @@
-"""python -m harness list | show CELL | report | import DIR | doctor | explain LOG: what is declared and what to paste, tables, hosts, logs.
+"""python -m harness list | show CELL | report | import DIR | export FILE | tables | doctor | explain LOG: what is declared, tables, hosts, logs.
 
 `list` and `show` run nothing. Exit codes: 0 done, 1 a check found something, 2 wrong usage, 3 matrix.yaml, 4 evidence, 5 this host,
 6 a failure whose log does not tell its cause.
@@ -19,6 +19,7 @@ from harness.door_benchmark import add_promote
 from harness.door_docs import add_docs
 from harness.door_doctor import add_doctor
 from harness.door_explain import add_explain
+from harness.door_export import add_export, import_file, is_export
 from harness.door_machine import add_machine
 from harness.errors import EvidenceError, HarnessError, did_you_mean
 from harness.matrix_quarantine import refuse_dates
@@ -60,15 +61,16 @@ def _parser() -> argparse.ArgumentParser:
     reported.add_argument("--as-of", default=None, metavar="DATE", help="the day on which ages are measured (newest evidence's)")
     reported.set_defaults(run=_report)
     imported = commands.add_parser("import", help="merge the evidence of another host")
-    imported.add_argument("dir", type=Path)
+    imported.add_argument("dir", type=Path, metavar="DIR", help="a folder of evidence, or a file that `export` wrote")
     imported.set_defaults(run=_import)
     add_machine(commands)
     add_explain(commands)
     add_docs(commands)
     promoted = add_promote(commands)
+    exports = add_export(commands)
     examined = commands.add_parser("doctor", help="what keeps this host from NPU work, and what mends it")
     add_doctor(examined)
-    for command in (listed, shown, reported, imported, promoted, examined):
+    for command in (listed, shown, reported, imported, promoted, examined, *exports):
         command.add_argument("--json", action="store_true", help="for machines")
         command.add_argument("--root", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         command.add_argument("--matrix", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -189,6 +191,8 @@ def _report(args: argparse.Namespace, matrix: Matrix) -> int:
 
 
 def _import(args: argparse.Namespace, matrix: Matrix) -> int:
+    if is_export(args.dir):
+        return import_file(args)
     parity = import_parity(args.root, args.dir)
     try:
         counts = open_store(args.root).import_dir(args.dir)

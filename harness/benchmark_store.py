@@ -35,10 +35,12 @@ class BenchmarkStore:
         write_atomically(path, to_json(measurement))
         return path
 
+    def runs(self) -> tuple[str, ...]:
+        """The harness runs that measured something, the oldest first: their names begin with their times."""
+        return tuple(sorted(p.name for p in self.measured.glob("*") if p.is_dir() and any(p.glob("*.json"))))
+
     def newest_run(self) -> str | None:
-        """The harness run that measured last; its name begins with its time."""
-        runs = sorted(p.name for p in self.measured.glob("*") if p.is_dir() and any(p.glob("*.json")))
-        return runs[-1] if runs else None
+        return next(reversed(self.runs()), None)
 
     def measurements(self, run: str) -> Iterator[Measurement]:
         """Of one harness run, in the order of their names. Raises EvidenceError for a damaged file or a run without any."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date, datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -110,6 +111,7 @@ def stack_name(versions: Mapping[str, str], stacks: Mapping[str, Stack]) -> str:
     return "undeclared-" + hashlib.sha256(canonical(dict(versions)).encode()).hexdigest()[:8]
 
 
+@lru_cache(4096)
 def meets(version: str | None, specifier: str) -> bool:
     """Whether a version is one that a stack's specifier asks for; a simulated one (+sim) never is, nor is None."""
     try:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 
@@ -507,4 +508,8 @@ class Matrix:
     benchmarks: tuple[Benchmark, ...] = ()
 
     def cell(self, cell_id: str) -> Cell | None:
-        return next((c for c in self.cells if c.id == cell_id), None)
+        return self._by_id.get(cell_id)
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Cell]:
+        return {cell.id: cell for cell in reversed(self.cells)}

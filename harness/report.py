@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from functools import partial
 from pathlib import Path
 
 from harness.errors import EvidenceError
@@ -71,7 +70,14 @@ def current_table(matrix: Matrix, store: Store, as_of: date | None = None) -> tu
 
 def fold(matrix: Matrix, evidence: Iterable[Evidence], as_of: date | None = None) -> SupportTable:
     """The support table of any evidence, as the rules of today have it."""
-    return support_table(matrix, evidence, as_of, required_stages=required_stages, ruling=partial(_ruling, matrix), gap=_gap)
+    asked: dict[tuple[str, Stage | None], Ruling] = {}
+
+    def ruling(cell: Cell, stage: Stage | None) -> Ruling:
+        if (cell.id, stage) not in asked:
+            asked[cell.id, stage] = _ruling(matrix, cell, stage)
+        return asked[cell.id, stage]
+
+    return support_table(matrix, evidence, as_of, required_stages=required_stages, ruling=ruling, gap=_gap)
 
 
 def count_marks(matrix: Matrix, store: Store, as_of: date | None = None) -> Counter[str]:

@@ -162,11 +162,12 @@ class _Folder:
     ) -> None:
         self._matrix, self._ruling, self._gap = matrix, ruling, gap
         self._stacks, self._as_of, self._required = matrix.stacks, as_of, required_stages
+        self._names: dict[frozenset[tuple[str, str]], str] = {}
         found: dict[tuple[Weights, str, Hardware], dict[tuple[str, str], dict[Stage, Evidence]]] = defaultdict(lambda: defaultdict(dict))
         for piece in evidence:
             if piece.verdict.kind not in _SAID or (piece.verdict.kind in _PASSES and piece.hardware is None):
                 continue
-            stack = stack_name(piece.versions, matrix.stacks) if piece.hardware else UNWITNESSED
+            stack = self._stack_of(piece)
             for answers in _answered_keys(piece, matrix):
                 stages = found[piece.weights, answers, worked_on(piece)][piece.cell, stack]
                 if piece.stage not in stages or rank(stages[piece.stage]) < rank(piece):
@@ -177,6 +178,15 @@ class _Folder:
             key: tuple(_Body(cell, stack, key[0], key[2], stages) for (cell, stack), stages in sorted(bodies.items()) if stages)
             for key, bodies in found.items()
         }
+
+    def _stack_of(self, piece: Evidence) -> str:
+        """Named once for all pieces of the same versions: there are a few of those among any number of pieces."""
+        if not piece.hardware:
+            return UNWITNESSED
+        versions = frozenset(piece.versions.items())
+        if versions not in self._names:
+            self._names[versions] = stack_name(piece.versions, self._stacks)
+        return self._names[versions]
 
     def mark(self, cell: Cell, target: Hardware, claimed: str) -> Mark:
         ruling = self._ruling(cell, None)

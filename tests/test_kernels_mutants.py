@@ -186,12 +186,13 @@ def test_faults_are_caught_survive_or_are_equivalent_each_with_its_reason(
         "hangs": ("same = torch.ones(3).sum()", "while True: pass"),
     }
     monkeypatch.setattr(hunting, "_LEAST_S", 20.0)
+    monkeypatch.setattr(hunting, "LEAST", 60)
     mutants = [mutant_by_text(name, "mutant_target.norms", "curated", before, after) for name, (before, after) in texts.items()]
     fates = outcomes(mutants, target, tmp_path)
     said = {name: f"{fate.outcome} {fate.said}" for name, fate in fates.items()}
     assert fates["caught"].by == "toy.target-fp32" and fates["caught"].cases == 1 and "to the golden" in said["caught"]
     assert "has no attribute 'squared'" in said["dies"]
-    assert said["equivalent"] == "equivalent bit-equal on 1000 inputs"
+    assert said["equivalent"] == "equivalent bit-equal on 60 inputs"
     assert said["proved"] == "equivalent proved: nothing reads it"
     assert said["within"].startswith("survived differs within the limits: toy.target-fp32")
     assert said["unreached"] == "survived no case reaches this line"

@@ -45,7 +45,9 @@ def gradient_shapes(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def shapes(draw: st.DrawFn, shortest: int = 1) -> dict[str, Any]:
-    layout = draw(st.sampled_from(LAYOUTS))
+    layout, edge = draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(("none", "none", "zeros", "peaked", "nan")))
+    # Steep scores of steep queries, or of few, leave one weight of nearly 1 and gradients that are rounding errors.
+    shortest, scales = (4, (None, 0.1)) if edge == "peaked" else (shortest, (None, 0.5, 0.1))
     # 5 isn't for packed sequences, and those that are cut between devices (7, 8) are packed.
     mode = draw(st.sampled_from((None, 0, 1, 2, 3, 4, *((6, 7, 8) if layout == "TND" else (5, 6)))))
     width = draw(st.integers(4, 24))
@@ -61,8 +63,7 @@ def shapes(draw: st.DrawFn, shortest: int = 1) -> dict[str, Any]:
     found |= {"mask": draw(st.sampled_from(shapes_of_mask)), "uint8": mode is not None and draw(st.booleans())}
     before, after = draw(st.integers(0, 6)), draw(st.integers(0, 4))
     found |= {"before": before, "after": -min(before, after) if mode == 4 and draw(st.booleans()) else after}
-    found["edge"] = draw(st.sampled_from(("none", "none", "zeros", "peaked", "nan")))
-    found["scale"] = draw(st.sampled_from((None, 0.5, 0.1)))
+    found |= {"edge": edge, "scale": draw(st.sampled_from(scales))}
     found |= {"softmax_layout": draw(st.sampled_from(("", "TND"))) if layout == "TND" else "", "lay": draw(st.sampled_from(LAYS))}
     found["prefix"] = [draw(_prefix(q, k)) for q, k in _sequences(found)] if mode in (5, 6) else []
     return _legal(found)

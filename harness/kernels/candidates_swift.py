@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,8 +33,9 @@ class Family:
     def kernel_name(self, patched: str) -> str:
         return f"swift.{self.model}.{patched}"
 
-    def missing(self) -> str:
-        return missing(model=self.model)
+    def missing(self, name: str = "") -> str:
+        """ "" or how to get a transformers whose file for this family defines `name`, the patched class or function."""
+        return missing(model=self.model, name=name)
 
     def get(self, attribute: str) -> Any:
         return getattr(transformers_module(self.model), attribute)
@@ -105,7 +107,7 @@ def _norm(family: Family) -> Kernel:
         must_run=("npu_rms_norm",),
         tries=40,
         differentiable=("x", "weight"),
-        missing=family.missing,
+        missing=partial(family.missing, name),
     )
 
 
@@ -181,7 +183,7 @@ def _norm_rounded_once(family: Family) -> Kernel:
         output_limits={("bf16", "y"): Limit(1.8e-3, _ONE_ROUNDING), ("fp16", "y"): Limit(2.25e-4, _ONE_ROUNDING)},
         tries=6,
         quick_tries=0,
-        missing=family.missing,
+        missing=partial(family.missing, name),
         known=(SCALE_ROUNDED,),
     )
 
@@ -309,7 +311,7 @@ def _mlp(family: Family) -> Kernel:
         must_run=("npu_swiglu",),
         tries=40,
         differentiable=("x", *_PROJECTIONS),
-        missing=family.missing,
+        missing=partial(family.missing, name),
     )
 
 

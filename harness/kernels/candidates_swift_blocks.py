@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,7 +106,7 @@ def _routed(family: Family) -> Kernel:
         counted=counted,
         must_run=_PACKED,
         differentiable=("x", _GATE, *_EXPERTS, *_SHARED),
-        missing=family.missing,
+        missing=partial(family.missing, name),
     )
 
 
@@ -167,7 +168,7 @@ def _listed() -> Kernel:
         counted=counted,
         must_run=("npu_grouped_matmul", "npu_swiglu"),
         differentiable=("x", _GATE, *_LISTED),
-        missing=family.missing,
+        missing=partial(family.missing, name),
     )
 
 
@@ -227,7 +228,7 @@ def _gated(family: Family) -> Kernel:
         counted=counted,
         must_run=_PACKED,
         differentiable=("x", _GATE, *_EXPERTS, *_SHARED),
-        missing=family.missing,
+        missing=partial(family.missing, name),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,7 @@ def _experts(family: Family) -> Kernel:
         must_run=("npu_moe_token_permute", "npu_grouped_matmul", "npu_swiglu", "npu_moe_token_unpermute"),
         differentiable=("x", "routing", *WEIGHTS),
         tries=40,
-        missing=family.missing,
+        missing=partial(family.missing, name),
         known=(ORIENTATION_GUESSED,),
     )
 

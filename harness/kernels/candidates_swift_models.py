@@ -120,7 +120,7 @@ def _whole(tiny: Tiny) -> Kernel:
         limits={} if tiny.only_fp32 else _IN_BF16,
         tries=4,
         quick_tries=0,
-        missing=tiny.family.missing,
+        missing=functools.partial(tiny.family.missing, tiny.model),
     )
 
 

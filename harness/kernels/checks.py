@@ -7,7 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 # Modules that give `checks()`, in the order in which they are told.
-_MODULES = ("checks_swift", "checks_switches", "checks_attention", "checks_mindspeed", "gdn_choice")
+_MODULES = (
+    "checks_swift",
+    "checks_switches",
+    "checks_attention",
+    "checks_mindspeed",
+    "checks_megatron",
+    "checks_vllm",
+    "checks_vllm_moe",
+    "gdn_choice",
+)
 
 
 @dataclass(frozen=True)

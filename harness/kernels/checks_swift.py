@@ -56,6 +56,11 @@ def checks() -> tuple[Check, ...]:
             "with square weights the patch computes with exactly the transposed one (the cause of the known failure)",
             _turned,
         ),
+        (
+            "experts_called",
+            "blocks hand their experts rows, choices and weights in the order that transformers has for them",
+            _experts_called,
+        ),
         ("gmm_autocast", "the weight's gradient of NpuGmmFunction is float32 under autocast too", _gmm_under_autocast),
     )
     return (*made, *(Check(f"swift.{name}", what, run, missing) for name, what, run in others))
@@ -237,6 +242,31 @@ def _turned() -> None:
         holds(
             torch.allclose(found, turned, rtol=1e-3, atol=1e-5), f"with inner size {inner} it isn't {name} transposed that it computes with"
         )
+
+
+def _experts_called() -> None:
+    """Which experts are behind a block is open: those that are patched take any order, others don't."""
+    x, index, weights = torch.randn(2, 3, 4), torch.tensor([[0, 1]] * 6), torch.rand(6, 2)
+    scores = torch.tensor([[0.0, 2.0, 1.0]] * 6)
+    shares, first = scores.softmax(-1)[:, 1:], torch.tensor([[1, 2]] * 6)
+    blocks = ("qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe")
+    for block in blocks:
+        for routed in (True, False):
+            if not routed and block == "qwen3_moe":
+                continue
+            given: list[Any] = []
+            gate = (scores, weights, index) if routed else scores
+            owner = SimpleNamespace(
+                top_k=2,
+                norm_topk_prob=False,
+                gate=lambda rows, gate=gate: gate,
+                experts=lambda *told, given=given: given.extend(told) or told[0],
+            )
+            getattr(_model(), f"npu_{block}_sparse_block_forward")(owner, x)
+            rows = x if block == "qwen3_vl_moe" and not routed else x.view(6, 4)
+            right = [rows, index, weights] if routed else [rows, shares, first] if block == "qwen3_vl_moe" else [rows, first, shares]
+            same = [a.shape == b.shape and torch.allclose(a.float(), b.float()) for a, b in zip(given, right, strict=True)]
+            holds(all(same), f"npu_{block}_sparse_block_forward (a router: {routed}) hands its experts {[tuple(a.shape) for a in given]}")
 
 
 def _gmm_under_autocast() -> None:

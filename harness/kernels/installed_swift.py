@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,17 +32,20 @@ def package(name: str) -> Path | None:
     return Path(spec.submodule_search_locations[0]) if spec is not None and spec.submodule_search_locations else None
 
 
-def missing(*, model: str = "", file: str = "model/npu_patch/model.py") -> str:
-    """ "" or what isn't installed: ms-swift with `file`, and transformers with the modeling file of `model`."""
+def missing(*, model: str = "", name: str = "", file: str = "model/npu_patch/model.py") -> str:
+    """ "" or what isn't installed: ms-swift with `file`, and transformers with the modeling file of `model`, which defines `name`."""
     swift, transformers = package("swift"), package("transformers")
-    for name, folder in (("ms-swift", swift), ("transformers", transformers)):
+    for wanted, folder in (("ms-swift", swift), ("transformers", transformers)):
         if folder is None:
-            return f"needs {name}; {INSTALL}"
+            return f"needs {wanted}; {INSTALL}"
     assert swift is not None and transformers is not None
     if not (swift / file).exists():
         return f"needs an ms-swift with swift/{file}; {INSTALL}"
-    if model and not (transformers / "models" / model / f"modeling_{model}.py").exists():
+    modeling = transformers / "models" / model / f"modeling_{model}.py"
+    if model and not modeling.exists():
         return f"needs a transformers that has {model}; pip install --upgrade transformers"
+    if name and not re.search(rf"^(class|def) {name}\b", modeling.read_text(encoding="utf-8"), re.M):
+        return f"needs a transformers whose {model} has {name}; {INSTALL}"
     return ""
 
 
@@ -116,10 +120,13 @@ def patches() -> Patches:
                 raise HostError(
                     f"{name}.{attribute}", "is already ms-swift's patch in this process.", "Run kernel parity in a process of its own."
                 )
-    with _bare_parents(), bench().importable():
-        names = (PATCH, f"{PATCH}.env", f"{PATCH}.fsdp", f"{PATCH}.mindspeed", f"{PATCH}.utils", f"{PATCH}.model")
-        rings = tuple(f"{RING}.{name}" for name in ("ring_utils", "zigzag_ring_attn_npu", "zigzag_ring_attn"))
-        loaded = {name: importlib.import_module(name) for name in (*names, *rings)}
+    root = package("swift")
+    if root is None:
+        raise HostError("ms-swift", "isn't installed.", INSTALL)
+    with _bare_parents(root), bench().importable():
+        names = (f"{PATCH}.{path.stem}" for path in sorted(root.glob("model/npu_patch/[a-z]*.py")))
+        rings = (f"{RING}.{name}" for name in ("ring_utils", "zigzag_ring_attn_npu", "zigzag_ring_attn"))
+        loaded = {name: importlib.import_module(name) for name in (PATCH, *names, *rings)}
         owners = [owner for module in modules.values() for owner in (module, *_classes_of(module))]
         before = [(owner, dict(vars(owner))) for owner in owners]
         loaded[f"{PATCH}.model"].apply_patch()
@@ -131,20 +138,15 @@ def patches() -> Patches:
 
 
 @contextmanager
-def _bare_parents() -> Iterator[None]:
-    root = package("swift")
-    if root is None:
-        raise HostError("ms-swift", "isn't installed.", INSTALL)
+def _bare_parents(root: Path) -> Iterator[None]:
     bare: dict[str, ModuleType] = {}
     for name, folder in _BARE.items():
         bare[name] = ModuleType(name)
         bare[name].__path__ = [str(root / folder)]
     bare["swift.utils.logger"] = ModuleType("swift.utils.logger")
-    # The real one configures logging by ModelScope; what ms-swift logs here is for nobody.
-    quiet = logging.getLogger("harness.kernels.swift")
-    quiet.addHandler(logging.NullHandler())
-    quiet.propagate = False
-    bare["swift.utils.logger"].get_logger = lambda *_, **__: quiet  # type: ignore[attr-defined]
+    # The real one configures logging by ModelScope, and what ms-swift logs here is for nobody.
+    for name in ("swift.utils", "swift.utils.logger"):
+        bare[name].get_logger = lambda *_, **__: _quiet_logger()  # type: ignore[attr-defined]
     real = {name: sys.modules.pop(name) for name in _swift_modules()}
     sys.modules.update(bare)
     try:
@@ -153,6 +155,14 @@ def _bare_parents() -> Iterator[None]:
         for name in _swift_modules():
             del sys.modules[name]
         sys.modules.update(real)
+
+
+def _quiet_logger() -> Any:
+    quiet: Any = logging.getLogger("harness.kernels.swift")
+    quiet.addHandler(logging.NullHandler())
+    quiet.propagate = False
+    quiet.info_once, quiet.warning_once = quiet.info, quiet.warning
+    return quiet
 
 
 def _swift_modules() -> list[str]:

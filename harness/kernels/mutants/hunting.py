@@ -194,13 +194,13 @@ def _told_apart(alive: Sequence[Mutant], met: Mapping[str, list[Question]], jobs
     """Survivors and what is bit-equal on enough inputs."""
     groups = {tuple(question.name for question in met[mutant.name]): met[mutant.name] for mutant in alive}
     right: dict[tuple[str, ...], list[bytes]] = {}
-    for whole in forked(groups, lambda names: list(fingerprints(cases_for(groups[names]))), jobs, lambda task: _SAMENESS_S):
+    for whole in forked(groups, lambda names: list(fingerprints(cases_for(groups[names], LEAST))), jobs, lambda task: _SAMENESS_S):
         right[whole.task] = whole.result or []
 
     def compared(mutant: Mutant) -> Sameness:
         names = tuple(question.name for question in met[mutant.name])
         plant(mutant.module, mutant.source, folder)
-        return compare(cases_for(groups[names]), right[names])
+        return compare(cases_for(groups[names], LEAST), right[names])
 
     for ended in forked(alive, compared, jobs, lambda task: _SAMENESS_S):
         found = ended.result

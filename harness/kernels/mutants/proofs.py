@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _MODEL = "swift.model.npu_patch.model"
-_RING = "swift.sequence_parallel.zigzag_ring_attn_npu"
 
 
 @dataclass(frozen=True)
@@ -30,4 +29,55 @@ class Curated:
 
 
 PROOFS: tuple[Proof, ...] = ()
-CURATED: tuple[Curated, ...] = ()
+CURATED: tuple[Curated, ...] = (
+    Curated(
+        "curated.up_before_gate",
+        _MODEL,
+        "operands swapped",
+        "torch.cat((self.gate_proj(hidden_state), self.up_proj(hidden_state)), dim=-1)",
+        "torch.cat((self.up_proj(hidden_state), self.gate_proj(hidden_state)), dim=-1)",
+    ),
+    Curated(
+        "curated.gate_for_up",
+        _MODEL,
+        "operand repeated",
+        "torch.cat([gate_res, up_res], dim=-1)",
+        "torch.cat([gate_res, gate_res], dim=-1)",
+    ),
+    Curated(
+        "curated.weight_of_ones",
+        _MODEL,
+        "weight ignored",
+        "npu_rms_norm(hidden_states, self.weight, ",
+        "npu_rms_norm(hidden_states, torch.ones_like(self.weight), ",
+    ),
+    Curated("curated.scale_in_16_bits", _MODEL, "cast added", "(1.0 + self.weight).to(", "(1.0 + self.weight).to(torch.bfloat16).to("),
+    Curated(
+        "curated.first_choice_counted",
+        _MODEL,
+        "tokens not counted",
+        "router_indices.to(torch.float), bins",
+        "router_indices[:, :1].to(torch.float), bins",
+    ),
+    Curated(
+        "curated.expert_gradient_lost",
+        _MODEL,
+        "gradient lost",
+        "return grad_input, grad_weight, None",
+        "return grad_input, grad_weight * 0, None",
+    ),
+    Curated(
+        "curated.tokens_in_another_order",
+        _MODEL,
+        "index by another",
+        "sorted_indices // self.top_k",
+        "sorted_indices % hidden_states.shape[0]",
+    ),
+    Curated(
+        "curated.probabilities_not_normalised",
+        _MODEL,
+        "step left out",
+        "    routing_weights = routing_weights.to(hidden_states.dtype)\n    return routing_weights, router_indices",
+        "    return routing_weights.to(hidden_states.dtype) * 0.5, router_indices",
+    ),
+)

@@ -16,6 +16,8 @@ from harness.kernels.mutants.reach import Question
 LEAST = 1000
 # The inputs are shared out between so many of the questions that reach the fault.
 _QUESTIONS = 4
+# Drawing is slow: beyond so many shapes of a kernel it is the seed of the values that makes inputs differ.
+_SHAPES = 200
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def cases_for(questions: Sequence[Question], least: int = LEAST) -> list[tuple[K
     made: list[tuple[Kernel, Case]] = []
     for question in asked:
         assert question.kernel is not None
-        params = [*question.kernel.examples, *_drawn(question.kernel, share)]
+        params = [*question.kernel.examples, *_drawn(question.kernel, min(share, _SHAPES))]
         made += [(question.kernel, Case(params[seed % len(params)], question.dtype, seed)) for seed in range(share)]
     return made
 
