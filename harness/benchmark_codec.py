@@ -68,6 +68,7 @@ def _body(measurement: Measurement) -> dict[str, Any]:
         "weights": str(measurement.weights),
         "stack": measurement.stack,
         "launcher": measurement.launcher,
+        "rehearsal": measurement.rehearsal,
         "versions": dict(measurement.versions),
         "machine": dict(measurement.machine),
         "repeats": [
@@ -96,6 +97,7 @@ def _measurement(found: Mapping[str, Any], where: str) -> Measurement:
             machine={str(k): str(v) for k, v in found["machine"].items()},
             repeats=tuple(_repeat(repeat) for repeat in found["repeats"]),
             concurrency=int(found["concurrency"]),
+            rehearsal=bool(found["rehearsal"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as fault:
         raise EvidenceError(where, f"is no measurement ({type(fault).__name__}: {fault}).", _AGAIN) from fault

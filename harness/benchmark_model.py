@@ -85,6 +85,7 @@ class Measurement:
     machine: Mapping[str, str]
     repeats: tuple[Repeat, ...]
     concurrency: int = 0
+    rehearsal: bool = False
 
     def values(self, quantity: Quantity) -> tuple[float, ...]:
         return tuple(repeat.values[quantity] for repeat in self.repeats if quantity in repeat.values)

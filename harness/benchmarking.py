@@ -164,7 +164,10 @@ def measure_once(question: Question, *, matrix: Matrix, host: Host, launch: Laun
             host.machine,
             (),
         )
-        return tuple(replace(one, repeats=(repeat,), concurrency=concurrency) for concurrency, repeat in repeats.items())
+        return tuple(
+            replace(one, repeats=(repeat,), concurrency=concurrency, rehearsal=host.rehearsal is not None)
+            for concurrency, repeat in repeats.items()
+        )
     finally:
         bench.close(keep=keep)
 

@@ -79,8 +79,9 @@ class BenchmarkDoor:
         for line in aligned(rows_of(with_baseline)):
             terminalreporter.write_line(line)
         run = self._running.benchmarks.run
-        terminalreporter.write_line(f"measured: {len(measured)} tables of runs, kept in .harness/benchmarks/{run}")
-        if any(one.label is Label.NO_BASELINE for _, compared in measured for one in compared):
+        kept = store.measured / run
+        terminalreporter.write_line(f"measured: {len(measured)} sets of runs, kept in {kept.relative_to(store.root)}")
+        if self.ours.request.rehearsal is None and any(one.label is Label.NO_BASELINE for _, compared in measured for one in compared):
             terminalreporter.write_line(f'to make them baselines: python -m harness promote --run {run} --reason "WHY"')
 
 
@@ -131,6 +132,9 @@ def _promote(args: argparse.Namespace, matrix: Matrix) -> int:
 def _promoted(store: BenchmarkStore, measurement: Measurement, reason: str | None) -> bool:
     before = store.baseline_for(measurement)
     print(f"{key_of(measurement)} on {measurement.hardware}, stack {measurement.stack}")
+    if measurement.rehearsal:
+        print("  refused: a rehearsal measures nothing")
+        return False
     if len(measurement.repeats) < LEAST_REPEATS:
         print(f"  refused: {len(measurement.repeats)} runs, a baseline needs {LEAST_REPEATS}")
         return False

@@ -85,6 +85,12 @@ def test_promote_refuses_a_cell_that_was_not_measured_and_too_few_runs(tmp_path:
     assert not BenchmarkStore(tmp_path).all_baselines()
 
 
+def test_a_rehearsal_never_becomes_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    BenchmarkStore(tmp_path).keep(measurement(*TIMES, rehearsal=True), "1-a")
+    assert promote(tmp_path, "--reason", "x") == 1
+    assert "a rehearsal measures nothing" in capsys.readouterr().out and not BenchmarkStore(tmp_path).all_baselines()
+
+
 def test_a_damaged_baseline_is_told_with_its_path(tmp_path: Path) -> None:
     store = BenchmarkStore(tmp_path)
     path = store.promote(Baseline(measurement(*TIMES), "2026-11-30", "first"))
