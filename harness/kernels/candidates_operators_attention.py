@@ -144,6 +144,7 @@ def attention(operators: Operators) -> Kernel:
         must_run=(FORWARD,),
         differentiable=("query", "key", "value"),
         plain=exact,
+        dual=False,  # a fused softmax rounds elsewhere: over a few rows either may be luckier by more than the criterion allows
         output_limits={(dtype, label): _STATISTIC for dtype in ("fp16", "bf16") for label in ("softmax_max", "softmax_sum")},
         tries=40,
         missing=operators.missing,
