@@ -249,8 +249,11 @@ def _frozen() -> None:
         dispatch(*given.values())
         kept = given if trained else {key: given[key] for key in (*shared, "async_grad_allreduce", "tp_group")}
         holds(calls == [("trained" if trained else "frozen", kept)], f"a weight with requires_grad {trained} goes to {calls}")
-    with imported({_LINEAR: None}):
-        _mindspeed().patch_mindspeed_te_layernorm_linear_frozen_weight()
+    del calls[:], fakes[_LINEAR].__dict__[name]
+    for lacking in (fakes, {_LINEAR: None}):
+        with imported(lacking):
+            _mindspeed().patch_mindspeed_te_layernorm_linear_frozen_weight()
+    holds(not hasattr(fakes[_LINEAR], name), "a function that MindSpeed doesn't have is made up")
 
 
 def _grouped() -> None:

@@ -146,9 +146,9 @@ def _expert_names() -> None:
 
 
 class _Experts:
-    """An expert layer of two global experts 1 and 3, at rank 1 of 2."""
+    """An expert layer of two global experts 1 and 3, at the last of three ranks."""
 
-    tp_rank = 1
+    tp_rank = 2
 
     def __init__(self, method: Any) -> None:
         self.quant_method = method
@@ -173,7 +173,7 @@ def _unquantised() -> tuple[Any, dict[str, Any]]:
     return own(), stand_ins(vllm__model_executor__layers__fused_moe={"UnquantizedFusedMoEMethod": base})
 
 
-_HIDDEN, _INNER = 4, 6  # of the whole; a rank of two has 3 of the inner ones
+_HIDDEN, _INNER = 5, 6  # of the whole; each of three ranks has two of the inner ones
 _LOADED = "_swift_vllm_ascend_moe_processed_weight_loaded"
 
 
@@ -181,7 +181,7 @@ def _expert_weights() -> None:
     generator = torch.Generator().manual_seed(0)
     gate, up = (torch.randn(4, _INNER, _HIDDEN, generator=generator) for _ in range(2))
     down = torch.randn(4, _HIDDEN, _INNER, generator=generator)
-    rank = slice(_INNER // 2, _INNER)
+    rank = slice(2 * _INNER // 3, _INNER)
     half = torch.cat((gate[[1, 3]][:, rank], up[[1, 3]][:, rank]), 1)
     ends = {"w13_weight": half, "w2_weight": down[[1, 3]][:, :, rank]}
     for before in (True, False):
@@ -275,6 +275,11 @@ def _wake_up() -> None:
             return "awake", tags
 
     moe = _moe()
+    with mock.patch.multiple(
+        moe, _patch_vllm_ascend_device_op_nonquant_routing=mock.DEFAULT, _patch_vllm_ascend_moe_sleep_layout=mock.DEFAULT
+    ) as both:
+        moe.patch_vllm_ascend_moe_runtime()
+        holds(all(one.call_count == 1 for one in both.values()), "patch_vllm_ascend_moe_runtime doesn't apply both of its patches")
     source = "w2_weight w13_weight transpose(1, 2) setattr(parent_module, param_name"
     for said, patched in ((source, True), (source.replace("w2_weight", ""), False)):
         worker_class: Any = type("NPUWorker", (Worker,), {})
