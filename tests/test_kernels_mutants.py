@@ -22,7 +22,7 @@ from harness.kernels.mutants.edits import expression_faults
 from harness.kernels.mutants.forked import forked
 from harness.kernels.mutants.hunting import Fate, Ground, hunted, sample
 from harness.kernels.mutants.planting import Mutant, mutant_by_text, mutants_of, plant, source_of
-from harness.kernels.mutants.proofs import Proof
+from harness.kernels.mutants.proofs import CURATED, PROOFS, Proof
 from harness.kernels.mutants.reach import Question, Reach, answer, reach
 from harness.kernels.mutants.statements import statement_faults
 from harness.kernels.mutants.syntax import Tree
@@ -68,12 +68,13 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in sys.modules if name.startswith("mutant_target")]:
         monkeypatch.delitem(sys.modules, name)
     torch.set_num_threads(1)
+    source_of.cache_clear()
     return package / "norms.py"
 
 
 def ground(path: Path) -> Ground:
     lines = frozenset(range(7, 12))
-    return Ground((QUESTION,), {QUESTION.name: Reach({str(path): lines}, 0.1, "")}, ())
+    return Ground((QUESTION,), {QUESTION.name: Reach({str(path): lines}, 0.1, "")}, {}, ())
 
 
 def changes(source: str) -> set[tuple[str, str, str]]:
@@ -175,7 +176,9 @@ def outcomes(mutants: list[Mutant], path: Path, folder: Path) -> dict[str, Fate]
 def test_faults_are_caught_survive_or_are_equivalent_each_with_its_reason(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hunting, "PROOFS", (Proof("proved", "torch.ones(3).sum()", "torch.ones(3)", "nothing reads it"),))
+    monkeypatch.setattr(
+        hunting, "PROOFS", (Proof("mutant_target.norms", "proved", "torch.ones(3).sum()", "torch.ones(3)", "nothing reads it"),)
+    )
     texts = {
         "caught": ("x * scale * w", "x * scale"),
         "dies": ("x.square()", "x.squared()"),
@@ -245,3 +248,11 @@ def test_a_sample_is_spread_over_functions_and_kinds_and_the_same_for_a_seed() -
     assert chosen == sample(made, 8, 1) != sample(made, 8, 2)
     assert len({mutant.kind for mutant in chosen}) >= 6 and {mutant.function for mutant in chosen} == {"", "norm", "unused"}
     assert len(sample(made, 10**6, 0)) == len(made)
+
+
+@pytest.mark.swift
+def test_the_curated_faults_and_the_proofs_are_those_of_the_installed_version() -> None:
+    curated = [mutant_by_text(one.name, one.module, one.kind, one.before, one.after) for one in CURATED]
+    assert len({mutant.kind for mutant in curated}) >= 6 and all(mutant.compiles for mutant in curated)
+    made = {mutant.name: mutant for module in {proof.module for proof in PROOFS} for mutant in mutants_of(module)}
+    assert [proof.name for proof in PROOFS if (made[proof.name].before, made[proof.name].after) != (proof.before, proof.after)] == []

@@ -20,6 +20,8 @@ _SIZES = frozenset({"range", "cdiv", "getattr", "isinstance", "hasattr", "progra
 _TILES = frozenset({"BT", "BC", "BK", "BV", "BS", "BD", "BH", "BN", "BM", "BLOCK", "BLOCK_SIZE", "NB", "NUM_WARPS"})
 _MIRRORED: dict[type[ast.operator], str] = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//"}
 _OFF_BY_ONE: dict[type[ast.cmpop], str] = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
+# Of the others the bound less one is what _OFF_BY_ONE makes.
+_SHIFTED: dict[type[ast.cmpop], str] = {ast.Lt: "<", ast.GtE: ">="}
 _TURNED: dict[type[ast.cmpop], str] = {ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}
 _OTHER_FUNCTION = {
     "max": "min", "min": "max", "minimum": "maximum", "maximum": "minimum", "exp": "exp2", "exp2": "exp", "sum": "max", "zeros": "ones",
@@ -113,13 +115,10 @@ def _comparisons(tree: Tree, node: ast.AST) -> Made:
     left, right, kind = tree.text(node.left), tree.text(node.comparators[0]), type(node.ops[0])
     if kind in _OFF_BY_ONE:
         yield tree.edit("comparison off by one", node, f"(({left}) {_OFF_BY_ONE[kind]} ({right}))")
-        yield tree.edit("mask shifted", node, f"(({left}) {'<' if '<' in _sign(node) else '>'} ({right}) - 1)")
+        if kind in _SHIFTED:
+            yield tree.edit("mask shifted", node, f"(({left}) {_SHIFTED[kind]} ({right}) - 1)")
     elif kind in _TURNED:
         yield tree.edit("comparison turned", node, f"(({left}) {_TURNED[kind]} ({right}))")
-
-
-def _sign(node: ast.Compare) -> str:
-    return {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}.get(type(node.ops[0]), "")
 
 
 def _booleans(tree: Tree, node: ast.AST) -> Made:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -35,26 +35,40 @@ class Mutant:
     kind: str
     before: str
     after: str
-    source: str
+    edit: Edit
 
     @property
     def family(self) -> str:
         return self.module.partition(".")[0]
 
+    @property
+    def source(self) -> str:
+        return self.edit.apply(source_of(self.module)[1])
 
+    @property
+    def compiles(self) -> bool:
+        try:
+            compile(self.source, self.file, "exec")
+        except SyntaxError:
+            return False
+        return True
+
+
+@functools.cache
 def source_of(module: str) -> tuple[Path, str]:
     """(file, text) of an installed module, found without importing it. Raises HostError where there is none."""
     parts = module.split(".")
     root = importlib.machinery.PathFinder.find_spec(parts[0])
     for folder in (root.submodule_search_locations or ()) if root else ():
-        path = Path(folder, *parts[1:-1], f"{parts[-1]}.py")
-        if path.is_file():
-            return path, path.read_text(encoding="utf-8")
+        whole = Path(folder, *parts[1:])
+        for path in (whole.with_suffix(".py"), whole / "__init__.py"):
+            if path.is_file():
+                return path, path.read_text(encoding="utf-8")
     raise HostError(module, "isn't installed.", "Install the `swift` and `kernels` extras.")
 
 
 def mutants_of(module: str, lines: Iterable[int] | None = None) -> list[Mutant]:
-    """Every fault of a module that changes what it compiles to; only those at `lines`, where given."""
+    """Every fault of a module; only those at `lines`, where given."""
     path, source = source_of(module)
     tree, wanted = Tree(source), None if lines is None else set(lines)
     numbers: Counter[tuple[str, str]] = Counter()
@@ -82,16 +96,12 @@ def mutant_by_text(name: str, module: str, kind: str, before: str, after: str) -
 
 
 def _mutant(name: str, module: str, path: Path, source: str, edit: Edit) -> Mutant | None:
-    after = edit.apply(source)
-    if _compiled(source) == _compiled(after):
+    if "".join(source[edit.start : edit.end].split()) == "".join(edit.text.split()):
         return None
-    file = "/".join((*module.split(".")[:-1], path.name))
+    parts = module.split(".")
+    file = "/".join((*(parts if path.name == "__init__.py" else parts[:-1]), path.name))
     before = " ".join(source[edit.start : edit.end].split())
-    return Mutant(name, module, file, edit.line, edit.function, edit.kind, before, " ".join(edit.text.split()), after)
-
-
-def _compiled(source: str) -> bytes:
-    return ast.dump(ast.parse(source)).encode()
+    return Mutant(name, module, file, edit.line, edit.function, edit.kind, before, " ".join(edit.text.split()), edit)
 
 
 def plant(module: str, source: str, folder: Path) -> None:
@@ -101,16 +111,20 @@ def plant(module: str, source: str, folder: Path) -> None:
     """
     if module in sys.modules:
         raise HostError(module, "was imported before its mutant could be planted.", "Report this: a warm import let it in.")
+    original, _ = source_of(module)
     path = Path(tempfile.mkdtemp(dir=folder), f"{module.rpartition('.')[2]}.py")
     path.write_text(source, encoding="utf-8")
-    sys.meta_path.insert(0, _Planted(module, path))
+    sys.meta_path.insert(0, _Planted(module, path, original.parent if original.name == "__init__.py" else None))
 
 
 class _Planted(importlib.abc.MetaPathFinder):
-    def __init__(self, module: str, path: Path) -> None:
-        self.module, self.path = module, path
+    def __init__(self, module: str, path: Path, package: Path | None) -> None:
+        self.module, self.path, self.package = module, path, package
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_file_location(fullname, self.path) if fullname == self.module else None
+        if fullname != self.module:
+            return None
+        folders = [str(self.package)] if self.package else None
+        return importlib.util.spec_from_file_location(fullname, self.path, submodule_search_locations=folders)

@@ -9,8 +9,9 @@ _MODEL = "swift.model.npu_patch.model"
 
 @dataclass(frozen=True)
 class Proof:
-    """Mutant `name` is equivalent `because`; it holds only while the text before and after is what it was proved for."""
+    """Mutant `name` of `module` is equivalent `because`; it holds only while the text before and after is what it was proved for."""
 
+    module: str
     name: str
     before: str
     after: str
