@@ -106,6 +106,17 @@ def test_asking_whether_triton_is_there_imports_nothing() -> None:
     assert told(code) == "set()"
 
 
+def test_asking_which_triton_kernels_there_are_and_what_is_missing_imports_no_library() -> None:
+    code = (
+        "import importlib, sys\n"
+        "names = ('fla_delta_rule', 'fla_steps', 'fla_norms', 'fla_layers', 'fla_ascend', 'mindspeed', 'mindspeed_rule')\n"
+        "found = [k for n in names for k in importlib.import_module(f'harness.kernels.candidates_{n}').kernels()]\n"
+        "assert all(isinstance(k.missing(), str) for k in found)\n"
+        "print(len(found) > 40, {'triton', 'fla', 'transformers', 'swift', 'mindspeed.ops.triton.utils'} & set(sys.modules))"
+    )
+    assert told(code) == "True set()"
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_rounding_to_bf16_is_that_of_torch(word: int) -> None:

@@ -72,6 +72,11 @@ def prepared() -> Prepared:
     return _prepared[0]
 
 
+def compiles() -> bool:
+    """Whether kernels are compiled in this process; False as long as nobody has called prepare()."""
+    return bool(_prepared) and _prepared[0].engine is Engine.COMPILED
+
+
 def missing_triton() -> str:
     """ "" or how to get Triton; imports nothing."""
     if "triton" in sys.modules or importlib.util.find_spec("triton") is not None:
