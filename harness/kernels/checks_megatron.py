@@ -129,6 +129,7 @@ def _chain() -> None:
         loaded = [member.loaded for member in members]
         holds(loaded == [[("generic", {"a": 1})], [("generic", {"b": 1})]], f"loaded as {loaded}")
         holds(chain._synchronize_steps.call_count == 1, "the steps aren't brought together")
+        _load(SimpleNamespace(chained_optimizers=members, loaded=[]), states)
         refuses(RuntimeError, "Expected 2 entries", partial(_load, chain, [{"a": 1}]))
     single = _optimizer(False)
     single.chained_optimizers = [_optimizer(False)]

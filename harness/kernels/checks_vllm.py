@@ -84,7 +84,9 @@ def _packed_lora() -> None:
 def _lora_wrapper(b: torch.Tensor, z_b: torch.Tensor, a: torch.Tensor, z: torch.Tensor, sizes: list[int]) -> None:
     for prefix, pieces in (("model.layers.0.linear_attn.in_proj_qkvz", 4), ("model.layers.0.mlp.gate_up_proj", 2)):
         wrapper: Any = type(
-            "Wrapper", (), {"set_lora": lambda self, index, lora_a, lora_b: (index, len(lora_a), len(lora_b)), "tp_size": 1}
+            "Wrapper",
+            (),
+            {"set_lora": lambda self, index, lora_a, lora_b: (index, len(lora_a), lora_a[-1] is z, lora_b[-1] is z_b), "tp_size": 1},
         )
         lora = _module("vllm_ascend_lora")
         with imported(stand_ins(vllm_ascend__lora__utils={"AscendMergedColumnParallelLinearWithLoRA": wrapper}) | {"vllm": None}):
@@ -94,7 +96,7 @@ def _lora_wrapper(b: torch.Tensor, z_b: torch.Tensor, a: torch.Tensor, z: torch.
             holds(wrapper.set_lora is once, "it is wrapped twice")
         layer = wrapper()
         layer.base_layer = SimpleNamespace(prefix=prefix, output_sizes=sizes)
-        holds(layer.set_lora(7, [a, z], [b, z_b]) == (7, pieces, pieces), f"{prefix} is given another number of pieces than {pieces}")
+        holds(layer.set_lora(7, [a, z], [b, z_b]) == (7, pieces, True, True), f"{prefix} is given another number of pieces than {pieces}")
     native: Any = type(
         "Native", (), {"set_lora": lambda self, *given: self.expand_packed_lora(*given), "expand_packed_lora": lambda self: None}
     )
