@@ -61,7 +61,7 @@ class Installed:
         root = self._repository()
         if root is None:
             return Answer(Known.NOT_INSTALLED, "ms-swift is not installed here")
-        if (root / path).exists():
+        if _exists(root / path):
             return Answer(Known.YES)
         if not path.startswith(f"{_SWIFT}/") and self._source is None:
             return Answer(Known.UNKNOWN, "is not part of the installed package: give a checkout with --source")
@@ -79,7 +79,7 @@ class Installed:
     def functions(self, path: str, name: str) -> tuple[Quoted, ...]:
         """The functions and methods called `name` in a source file of ms-swift, in the order of its text."""
         root = self._repository()
-        if root is None or not (root / path).is_file():
+        if root is None or not _exists(root / path):
             return ()
         text = _text(root / path)
         lines = text.split("\n")
@@ -190,6 +190,13 @@ def _top_level(package: str) -> tuple[Path, ...]:
     if spec.submodule_search_locations is not None:
         return tuple(Path(place) for place in spec.submodule_search_locations)
     return (Path(spec.origin),) if spec.origin and Path(spec.origin).is_file() else ()
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that no file system takes
+        return False
 
 
 def _is_package_with_text(places: Sequence[Path]) -> bool:

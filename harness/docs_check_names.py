@@ -15,7 +15,7 @@ ROOTS = (
     "fla", "modelscope", "mcore_bridge", "msprobe", "evalscope",
 )  # fmt: skip
 _IMPORTED = (*ROOTS, "datasets")
-_URL = re.compile(r"(?:[a-z+]+://|www\.)[^\s)>\]\"'`，。；、（）]+")
+_URL = re.compile(r"(?:(?<![a-z+])[a-z+]{2,16}://|www\.)[^\s)>\]\"'`，。；、（）]+")
 _DOTTED = re.compile(rf"(?<![\w./\\$@-])((?:{'|'.join(ROOTS)})(?:\.[A-Za-z_]\w*)+)(?![\w/@\\-]|\.(?:\{{|<|\*))")
 _FROM = re.compile(r"(?<!\w)from\s+([A-Za-z_][\w.]*)\s+import\s+(\([^)]*\)?|[\w*, ]+)")
 _IMPORT = re.compile(r"(?:^|[;\"'>])\s*import\s+([A-Za-z_][\w.]*(?:\s+as\s+\w+)?(?:\s*,\s*[A-Za-z_][\w.]*(?:\s+as\s+\w+)?)*)")

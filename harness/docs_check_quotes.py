@@ -12,8 +12,8 @@ from harness.docs_check_facts import Finding, Kind, Known, Packages, Quoted
 from harness.docs_check_names import paths_in
 from harness.docs_page import Page
 
-_NAME = r"`{0,2}(?P<name>[A-Za-z_]\w*)(?P<call>\(\))?`{0,2}"
-_PATH = r"`{0,2}(?P<path>swift/[\w/.-]+\.py)`{0,2}"
+_NAME = r"`{0,2}(?<![A-Za-z0-9_])(?P<name>[A-Za-z_]\w*)(?P<call>\(\))?`{0,2}"
+_PATH = r"`{0,2}(?<![\w/.-])(?P<path>swift/[\w/.-]+\.py)`{0,2}"
 _SAYS = (
     re.compile(rf"{_PATH}\s*(?:这个)?(?:文件|源码|代码)?\s*(?:中|里|内|里面)?\s*的?\s*{_NAME}\s*(?:函数|方法)", re.ASCII),
     re.compile(rf"{_NAME}\s+(?:function|method)\s+(?:in|of|from|inside)\s+(?:the\s+)?(?:file\s+)?{_PATH}", re.ASCII | re.IGNORECASE),

@@ -11,13 +11,14 @@ _PAGES = (".md", ".rst")
 
 
 class DocsTree:
-    """`root`: the tree's folder; `page`: the file that is checked. A page that lies outside (a copy) is looked up as if it lay where the
-    page of the same name does, else each link by the end of its path."""
+    """`root`: the tree's folder; `page`: the file that is checked. A page that lies outside may link to its own surroundings; as a copy
+    it is looked up as if it lay where the page of the same name does, else each link by the end of its path."""
 
     def __init__(self, root: Path, page: Path) -> None:
         self._root = root.resolve()
         here = page.resolve()
         inside = here.is_relative_to(self._root)
+        self._outside = None if inside else here.parent
         self._folder: Path | None = here.parent if inside else None
         if not inside and len(same := sorted(self._root.rglob(page.name))) == 1:
             self._folder = same[0].parent
@@ -32,6 +33,8 @@ class DocsTree:
             tail = target.lstrip("./")
             ends = sorted(path for path in self._root.rglob(Path(tail).name or "*") if path.as_posix().endswith(f"/{tail}"))
             found = ends[0] if ends else None
+        if found is None and self._outside is not None:
+            found = _existing(self._outside / target)
         if found is None:
             return None
         resolved = found.resolve()
@@ -45,7 +48,10 @@ class DocsTree:
 def _existing(path: Path) -> Path | None:
     """The file or folder; for the address of a rendered page, its source."""
     forms = [path, *(path.with_suffix(suffix) for suffix in _PAGES if path.suffix == ".html")]
-    return next((form for form in forms if form.exists()), None)
+    try:
+        return next((form for form in forms if form.exists()), None)
+    except OSError:  # a name that no file system takes
+        return None
 
 
 @lru_cache(maxsize=256)

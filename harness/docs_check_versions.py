@@ -16,6 +16,8 @@ from harness.docs_check_versions_read import Choice, Role, Statement, canonical,
 from harness.docs_page import Page
 from harness.model import Matrix, Stack
 
+# Each with each: more different ones of one package are on no real page.
+_COMPARED = 200
 _NEXT = "Give one version, or say what each holds for."
 # Released together: the second is built for the version of the first.
 _PAIRS = (("torch", "torch_npu"), ("vllm", "vllm-ascend"))
@@ -65,14 +67,21 @@ def _agrees(statement: Statement, choice: Choice, spec: SpecifierSet) -> bool:
 
 def _contradictions(mine: Sequence[Statement]) -> Iterator[Finding]:
     """One finding for each statement that earlier (or, of a table, any) statements contradict, with their lines."""
-    binding = [statement for statement in mine if statement.role is not Role.EXAMPLE]
-    against: dict[Statement, list[Statement]] = {}
-    for one, other in combinations(binding, 2):
+    binding: list[Statement] = []
+    said_before: set[tuple[Role, int, tuple[tuple[str, frozenset[str]], ...]]] = set()
+    for statement in mine:
+        what = (statement.role, statement.group, tuple((str(choice.spec), choice.holds_for) for choice in statement.choices))
+        if statement.role is not Role.EXAMPLE and what not in said_before and len(binding) < _COMPARED:
+            said_before.add(what)
+            binding.append(statement)
+    against: dict[int, list[Statement]] = {}
+    for (at, one), (other_at, other) in combinations(enumerate(binding), 2):
         if _contradict(one, other):
-            later, earlier = (one, other) if other.role is Role.RANGE and one.role is not Role.RANGE else (other, one)
-            against.setdefault(later, []).append(earlier)
-    for later, others in against.items():
-        said = "; ".join(f"{_words(other)} on line {other.line}" for other in others)
+            first_yields = other.role is Role.RANGE and one.role is not Role.RANGE
+            against.setdefault(at if first_yields else other_at, []).append(other if first_yields else one)
+    for later, others in ((binding[at], others) for at, others in against.items()):
+        said = "; ".join(f"{_words(other)} on line {other.line}" for other in others[:4])
+        said += f"; and {len(others) - 4} more" if len(others) > 4 else ""
         yield Finding(later.line, Kind.VERSION, f"{later.package}: {_words(later)} here, but {said}", _NEXT)
 
 
@@ -127,21 +136,19 @@ def _listed(pins: Sequence[tuple[Statement, Version]]) -> str:
 
 def _pairs(said: Sequence[Statement]) -> Iterator[Finding]:
     """torch and torch_npu, vllm and vllm-ascend, where one block or one sentence gives each exactly one version, of two releases."""
-    for first, second in _PAIRS:
-        for one in said:
-            for other in said:
-                if (one.package, other.package) != (first, second) or one.group != other.group or one.role is Role.RANGE:
-                    continue
-                mine, theirs = (statement.choices[0].pin for statement in (one, other))
-                single = len(one.choices) == len(other.choices) == 1 and _comparable(one.choices[0], other.choices[0])
-                if single and mine and theirs and mine.release != theirs.release and _once(said, one) and _once(said, other):
-                    because = f"{other.package} {theirs} is built for {one.package} {theirs.base_version}, not {mine} (line {one.line})"
-                    yield Finding(other.line, Kind.VERSION, because, "Give a pair that was released together.")
-
-
-def _once(said: Sequence[Statement], statement: Statement) -> bool:
-    same = [other for other in said if (other.package, other.group) == (statement.package, statement.group)]
-    return len(same) == 1
+    groups: dict[tuple[str, int], list[Statement]] = {}
+    for statement in said:
+        groups.setdefault((statement.package, statement.group), []).append(statement)
+    for (package, group), ones in groups.items():
+        others = next((groups.get((second, group), []) for first, second in _PAIRS if first == package), [])
+        if len(ones) != 1 or len(others) != 1 or ones[0].role is Role.RANGE:
+            continue
+        one, other = ones[0], others[0]
+        mine, theirs = (statement.choices[0].pin for statement in (one, other))
+        single = len(one.choices) == len(other.choices) == 1 and _comparable(one.choices[0], other.choices[0])
+        if single and mine and theirs and mine.release != theirs.release:
+            because = f"{other.package} {theirs} is built for {one.package} {theirs.base_version}, not {mine} (line {one.line})"
+            yield Finding(other.line, Kind.VERSION, because, "Give a pair that was released together.")
 
 
 def _words(statement: Statement) -> str:

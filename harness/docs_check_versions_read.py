@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -30,7 +31,7 @@ class Choice:
     text: str
     holds_for: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def pin(self) -> Version | None:
         """The version, where the choice is exactly one."""
         specs = list(self.spec)
@@ -67,8 +68,8 @@ _SPOKEN = re.compile(
 _EACH = re.compile(_ONE, re.IGNORECASE)
 _REQUIREMENT = re.compile(r"^[\"']?([A-Za-z][\w.-]*)(?:\[[\w,-]*\])?((?:\s*(?:===?|>=|<=|~=|!=|<|>)\s*[\w.*+!-]+,?)+)[\"']?$")
 _PIP = re.compile(r"(?<!\w)(?:pip3?|uv)\s+(?:pip\s+)?install\s+(.*)")
-_CONDA = re.compile(r"(?<!\w)conda\s+create\b.*?\bpython\s*={1,2}\s*(\d+\.\d+)")
-_URL = re.compile(r"(?:[a-z+]+://|www\.)[^\s)>\]\"'`，。；、（）]+")
+_CONDA = re.compile(r"(?<!\w)conda\s+create\b.{0,200}?\bpython\s*={1,2}\s*(\d+\.\d+)")
+_URL = re.compile(r"(?:(?<![a-z+])[a-z+]{2,16}://|www\.)[^\s)>\]\"'`，。；、（）]+")
 _HOLDS_FOR = re.compile(
     r"(?<![\w-])(?:a2|a3|a5|910\w*|310\w*|950\w*|x86(?:_64)?|aarch64|arm(?:64)?|cu\d+|cuda ?\d[\d.]*|py(?:thon)? ?3\.?\d+|rocm|gpu|npu"
     r"|cann ?\d[\w.]*)(?![A-Za-z0-9])",
@@ -175,6 +176,7 @@ def canonical(name: str) -> str:
     return next((known for known, pattern in _PACKAGES if re.fullmatch(pattern, name, re.IGNORECASE)), name.lower().replace("_", "-"))
 
 
+@lru_cache(maxsize=4096)
 def overlap(one: SpecifierSet, other: SpecifierSet) -> bool:
     """Whether some version satisfies both; tried on the bounds of both, and just beside them."""
     bounds = [Version(spec.version.removesuffix(".*")) for spec in (*one, *other)]

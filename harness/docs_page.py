@@ -76,6 +76,8 @@ def read_page(text: str) -> Page:
     visible, fences, faults = _visible(lines)
     spaced = any(seen is not None and not seen.strip() for seen in visible)
     headings: list[Heading] = []
+    above: list[Heading] = []
+    path: tuple[str, ...] = ()
     tables: list[Table] = []
     links: list[Link] = []
     prose: list[tuple[int, str]] = []
@@ -85,7 +87,6 @@ def read_page(text: str) -> Page:
         if seen is None:
             number += 1
             continue
-        path = _path(headings)
         table, found, end = read_table(number, visible, path, spaced)
         faults += found
         if end > number:
@@ -94,7 +95,10 @@ def read_page(text: str) -> Page:
             number = end
             continue
         heading, end = _heading(number, visible)
-        headings += [heading] if heading else []
+        if heading:
+            headings.append(heading)
+            above = [*(outer for outer in above if outer.level < heading.level), heading]
+            path = tuple(outer.title for outer in above)
         prose += [(number, seen)]
         links += _links(number, seen)
         number = end
@@ -117,14 +121,6 @@ def split_lines(text: str) -> list[str]:
 
 def _by_line(fault: Fault) -> int:
     return fault.line
-
-
-def _path(headings: Sequence[Heading]) -> tuple[str, ...]:
-    """The titles that a line below the last of `headings` stands under, outermost first."""
-    path: list[Heading] = []
-    for heading in headings:
-        path = [*(outer for outer in path if outer.level < heading.level), heading]
-    return tuple(heading.title for heading in path)
 
 
 def _visible(lines: Sequence[str]) -> tuple[list[str | None], list[Fence], list[Fault]]:

@@ -68,7 +68,7 @@ def read_table(number: int, visible: Visible, path: tuple[str, ...], spaced: boo
     if _is_row(below) and _nearly_delimiter(marks):
         because = f"no table: {below[:60]!r} is no delimiter row, whose cells have dashes only"
         return None, [Fault(number + 1, because, "Write | --- | for every column.")], _after_rows(number, visible)
-    if _text(number - 1, visible).startswith("+-"):
+    if _text(number - 1, visible).startswith("+-") and not _is_row(_text(number - 2, visible)):
         grid = _grid(number, visible, path)
         return grid, [], grid.end_line + 2 if grid else number
     return _orphans(number, visible)

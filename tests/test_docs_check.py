@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from harness.__main__ import main
 from harness.docs_check import Facts, check_page, page_of
 from harness.docs_check_facts import Finding, Kind
 from harness.docs_check_installed import Installed
-from harness.errors import HarnessError
+from harness.docs_page import Page
+from harness.errors import HarnessError, HostError
 from harness.matrix import parse_matrix
 from harness.model import Hardware, Mark, MarkKind
 
@@ -207,6 +210,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "matrix.yaml").write_text((ROOT / "matrix.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr("harness.door_docs.check_commands", lambda page: ())  # it imports ms-swift: tests of its own
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -241,7 +245,44 @@ def test_files_that_are_no_pages_are_refused_and_the_others_are_checked_all_the_
     assert code == 2 and "is not a checkout of ms-swift" in err
 
 
+def test_without_ms_swift_the_rest_is_checked_and_that_is_said(
+    repository: Path, source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(page: Page) -> tuple[Finding, ...]:
+        raise HostError("swift", "can't be imported.", "Install it.")
+
+    monkeypatch.setattr("harness.door_docs.check_commands", refuse)
+    Path("a.md").write_text("# NPU\nCUDA_VISIBLE_DEVICES=0 swift sft\n")
+    code, out, err = run(capsys, "a.md", "--source", str(source))
+    assert code == 5 and out.startswith("a.md:2: device: ") and err == "error: swift: can't be imported. Install it.\n"
+
+
+@pytest.mark.swift
+@pytest.mark.skipif(importlib.util.find_spec("swift") is None, reason="ms-swift is not installed")
+def test_the_megatron_page_is_told_the_flags_that_ms_swift_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["docs", "check", str(PAGES / "megatron_ascend.zh.md"), "--json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    commands = {row["line"]: row["message"] for row in found if row["kind"] == "command" and not row["note"]}
+    assert code == 1 and set(commands) == {177, 184}
+    assert "--mcore_model" in commands[177] and "--bias_swiglu_fusion" in commands[184]
+
+
 def test_a_script_is_one_block_of_shell(repository: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("train_npu.sh").write_text("# CUDA_VISIBLE_DEVICES=1\nNPROC_PER_NODE=2 \\\nCUDA_VISIBLE_DEVICES=0,1 \\\nswift sft\n")
     code, out, _ = run(capsys, "train_npu.sh", "--source", str(source))
     assert code == 1 and out.startswith("train_npu.sh:3: device: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 20000, "[a](" * 5000, "swift/" * 5000 + "x.py", "`a` function " * 2000, "torch " + "1.0 " * 5000, "conda create " * 5000,
+        "+-+\n| a |\n" * 2000, "pip install " + "torch==1 " * 5000, "```sh\n" * 3000, "# a\n" * 5000, "http://" * 5000, "def f(\n" * 2000,
+        "(" * 5000, "<!--" * 5000, "|" * 20000, "from swift import (\n" * 300,
+    ],
+    ids=range(16),
+)  # fmt: skip
+def test_a_page_made_to_be_slow_is_read_in_seconds(text: str, source: Path) -> None:
+    start = time.process_time()
+    check(f"# NPU\n{text}\n```shell\n{text}\n```\n", source)
+    assert time.process_time() - start < 5

@@ -59,6 +59,11 @@ def test_a_copy_outside_of_the_tree_is_looked_up_as_if_it_lay_in_its_place(root:
     assert [finding.message.split()[0] for finding in broken(text, root, "elsewhere/copy.md")] == ["../b/gone.md"]
 
 
+def test_a_page_outside_of_the_tree_may_link_to_its_own_surroundings(root: Path) -> None:
+    text = "[x](docs/b/other.md) [y](docs/b/gone.md)\n"
+    assert [finding.message.split()[0] for finding in broken(text, root, "README.md")] == ["docs/b/gone.md"]
+
+
 def test_links_to_the_repository_need_a_checkout(tmp_path: Path) -> None:
     (tmp_path / "swift").mkdir()
     (tmp_path / "examples").mkdir()
