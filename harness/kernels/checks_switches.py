@@ -107,6 +107,11 @@ def _timeout() -> None:
             env.apply_patch()
             holds(os.environ.get(_TIMEOUT) == after, f"from {before!r} it became {os.environ.get(_TIMEOUT)!r}")
 
+    parts = {"_bootstrap_vllm_ascend_custom_opp_env": mock.DEFAULT, "_patch_torch_npu_getenv": mock.DEFAULT}
+    with _environment(**{_TIMEOUT: "1"}), mock.patch.multiple(env, **parts) as both:
+        env.apply_patch()
+        holds(all(one.call_count == 1 for one in both.values()), "apply_patch leaves out the custom operators or getenv")
+
 
 @contextmanager
 def _vllm_ascend(folder: Path | None) -> Iterator[None]:
