@@ -184,9 +184,12 @@ def _call(program: str, words: Sequence[ShellWord], line: int) -> Call | None:
 def segments_of(words: Sequence[ShellWord]) -> tuple[Segment, ...]:
     """The words by the flags that they follow. Brackets around what is optional, as in `[--stream true]`, are taken off."""
     segments: list[tuple[ShellWord | None, list[ShellWord]]] = [(None, [])]
+    optional = False
     for word in words:
         if word.text.startswith("[--"):
-            word = ShellWord(word.text[1:].rstrip("]"), word.line, word.known, word.quoted)
+            optional, word = True, replace(word, text=word.text[1:])
+        if optional and word.text.endswith("]") and "[" not in word.text:
+            optional, word = False, replace(word, text=word.text.rstrip("]"))
         if word.text.startswith("--") and len(word.text) > 2:
             segments.append((word, []))
         else:

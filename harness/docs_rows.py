@@ -113,13 +113,13 @@ def table_form(columns: Sequence[str]) -> TableForm | None:
 
 
 def read_rows(form: TableForm, rows: Sequence[Sequence[str]], matrix: Matrix, heading: str = "") -> tuple[RowMeaning, ...]:
-    """What each row means. Leading cells that are empty go on with those of the row above. `heading`, the title over the table, names the
-    algorithm where the table has no such column."""
+    """What each row means. Leading cells that are empty, those of columns of no known meaning (such as numbers of rows) not counted, go on
+    with those of the row above. `heading`, the title over the table, names the algorithm where the table has no such column."""
     names, index = model_names(matrix), index_of(matrix)
     above: tuple[str, ...] = ()
     found: list[RowMeaning] = []
     for cells in rows:
-        above = _continued(above, cells)
+        above = _continued(form, above, cells)
         if form.kind is TableKind.COMBINATIONS:
             found.append(_combination(form, above, matrix, names, index, heading))
         else:
@@ -154,9 +154,18 @@ def index_of(matrix: Matrix) -> Index:
     return found
 
 
-def _continued(above: Sequence[str], cells: Sequence[str]) -> tuple[str, ...]:
-    leading = next((position for position, text in enumerate(cells) if text.strip()), len(cells))
-    return (*above[:leading], *cells[len(above[:leading]) :]) if leading < len(cells) else tuple(cells)
+def goes_on(form: TableForm, cells: Sequence[str]) -> bool:
+    """Whether a row goes on with the one above it: the first of its cells that has a meaning is empty."""
+    first = min(form.at.values(), default=0)
+    return first < len(cells) and not cells[first].strip()
+
+
+def _continued(form: TableForm, above: Sequence[str], cells: Sequence[str]) -> tuple[str, ...]:
+    known = sorted(position for position in form.at.values() if position < len(cells))
+    leading = next((position for position in known if cells[position].strip()), len(cells))
+    if leading == len(cells):
+        return tuple(cells)
+    return tuple(above[at] if at < min(leading, len(above)) and not text.strip() else text for at, text in enumerate(cells))
 
 
 def _combination(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.docs_rows import CellKey, RowMeaning, TableForm, model_names, read_rows
+from harness.docs_rows import CellKey, RowMeaning, TableForm, goes_on, model_names, read_rows
 from harness.docs_rows_words import ENGINES, bare, hardware_of, key
 from harness.docs_update_lines import Cells, new_row
 from harness.docs_update_rows import Style
@@ -132,7 +132,7 @@ def _place(table: TableRows, asked: _Asked, cells: Mapping[str, Cell]) -> int:
         mine = [cells[cell] for cell, _ in meaning.cells if cells[cell].algorithm is asked.algorithm]
         best = max(best, (2 if any(cell.model.key == asked.model.key for cell in mine) else bool(mine), number if mine else best[1]))
     behind = best[1]
-    while behind < last and not table.rows[behind + 1].raw(0).strip():
+    while behind < last and goes_on(table.form, table.rows[behind + 1].values()):
         behind += 1
     return behind
 

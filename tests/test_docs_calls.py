@@ -64,8 +64,9 @@ def test_flags_of_a_launcher_stay_apart_from_those_of_the_script() -> None:
 
 
 def test_brackets_of_what_is_optional_are_taken_off() -> None:
-    (segment,) = segments_of([ShellWord("[--stream", 1), ShellWord("true]", 1)])
-    assert segment.name == "--stream"
+    words = [ShellWord(text, 1) for text in ["[--stream", "true]", "[--verbose]", "--target_modules", "[a]", "[--max_new_tokens", "100]"]]
+    read = [(segment.name, [word.text for word in segment.values]) for segment in segments_of(words)]
+    assert read == [("--stream", ["true"]), ("--verbose", []), ("--target_modules", ["[a]"]), ("--max_new_tokens", ["100"])]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,14 @@ def test_the_group_of_a_feature_goes_on_below_where_its_cell_is_empty() -> None:
     assert [len(m.cells) for m in found] == [1, 1, 0]
 
 
+def test_a_column_of_row_numbers_stands_in_nobody_s_way() -> None:
+    columns = ("序号", "algorithm", "model families", "strategy", "hardware")
+    above, below = ("1", "SFT", "Qwen2.5-7B-Instruct", "FSDP2", A2), ("3", "", "", "FSDP2", A2)
+    found = mean(columns, above, ("2", "", "Qwen3-8B", "FSDP1/FSDP2/deepspeed", A2), below)
+    assert set(found[1].cells) == QWEN3_8B and found[1].problems == ()
+    assert found[2].cells == (("sft-qwen3_8b-lora-fsdp2", Hardware.A2),)
+
+
 @pytest.mark.parametrize("columns", [("Hardware", "策略", "模型系列", "算法"), ("硬件", "Strategy", "Model Families", "Algorithm")])
 def test_columns_in_another_order_and_language_mean_the_same(columns: tuple[str, ...]) -> None:
     assert cells(columns, A2, "FSDP1/FSDP2/deepspeed", "Qwen3-8B", "SFT") == QWEN3_8B
