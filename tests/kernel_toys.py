@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -85,6 +86,10 @@ def small_scale(case: Case) -> bool:
     return bool(case.params["scale"] < 1)
 
 
+def crashing(given: Inputs, params: Params) -> Inputs:
+    os._exit(9)
+
+
 SMALL = ({"n": 3, "h": 8, "scale": 1e-3},)
 KNOWN = KnownFailure("eps is too large", "told in a note", small_scale)
 WRONG = toy("wrong", candidate=wrong_at_small_scale)
@@ -109,5 +114,6 @@ CHECKS = (Check("upright", "stands", lambda: None), Check("fallen", "stands", up
 
 def pytest_configure(config: object) -> None:
     setattr(interpreter, "prepare", lambda: None)  # noqa: B010 - toys launch no Triton kernel
-    setattr(catalogue, "all_kernels", lambda: ALL)  # noqa: B010
+    crash = (toy("crashes", candidate=crashing),) if os.environ.get("TOYS_THAT_CRASH") else ()
+    setattr(catalogue, "all_kernels", lambda: (*ALL, *crash))  # noqa: B010
     setattr(catalogue, "all_checks", lambda: CHECKS)  # noqa: B010

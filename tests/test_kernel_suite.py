@@ -35,10 +35,10 @@ class Done:
         return {re.sub(r"^:\d+: ", "", item).partition(" - ")[0]: state for state, item in found}
 
 
-def door(root: Path, *words: str) -> Done:
-    """`pytest words` in a repository of its own that has nothing but toys."""
+def door(root: Path, *words: str, **variables: str) -> Done:
+    """`pytest words` in a repository of its own that has nothing but toys, with these environment variables besides."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NPU_MATRIX_", "ASCEND_"))}
-    env |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **variables}
     argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "harness.pytest_plugin", "-p", "kernel_toys", *words]
     done = subprocess.run(argv, cwd=root, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
     text = done.stdout + done.stderr
@@ -138,6 +138,15 @@ def test_two_workers_give_one_table_and_a_quick_run_leaves_the_rows_of_the_whole
     kept = from_json((root / "reports" / "kernels" / "cpu.json").read_text(encoding="utf-8"), "cpu.json")
     assert len([e for e in kept.entries if not e.quick]) == 13 and len([e for e in kept.entries if e.quick]) == 5
     assert (root / "reports" / "kernel-parity.md").read_text(encoding="utf-8").count("quick") == 0
+
+
+def test_an_item_that_kills_its_worker_is_a_failing_row(tmp_path: Path) -> None:
+    words = ("-m", "kernel_parity", "--quick", "-n", "2", "-p", "xdist.plugin", "-k", "crashes or upright")
+    done = door(repository(tmp_path / "repository"), *words, TOYS_THAT_CRASH="1")
+    assert done.code == 1 and "1 failed, 1 passed" in done.text, done.text
+    kept = from_json((done.root / "reports" / "kernels" / "cpu.json").read_text(encoding="utf-8"), "cpu.json")
+    found = {entry.item: entry for entry in kept.entries}
+    assert found["toy.crashes-fp32"].state is State.FAILED and "crashed" in found["toy.crashes-fp32"].because
 
 
 def test_nothing_selected_nothing_runnable_and_what_nothing_heeds_are_told_apart(tmp_path: Path) -> None:

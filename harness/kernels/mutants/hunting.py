@@ -101,7 +101,7 @@ def _union(reaches: Iterable[Reach]) -> dict[str, set[int]]:
 
 def all_mutants(ground: Ground) -> list[Mutant]:
     """Those that the operators make of what is reached, and the curated ones."""
-    lines = _union([*ground.reaches.values(), Reach(ground.once, 0.0, "")])
+    lines = _union(ground.reaches.values())
     made = [mutant for module in WHOLE for mutant in mutants_of(module)]
     for file, numbers in sorted(lines.items()):
         module = _module(Path(file))
