@@ -16,6 +16,7 @@ from harness import contract
 from harness.contract import FindingKind
 from harness.docs_calls import Call, Segment, call_of, is_placeholder, segments_of, shell_of
 from harness.docs_check_facts import Finding, Kind
+from harness.docs_commands_names import unknown_names
 from harness.docs_page import Page
 from harness.docs_shell import CommandKind
 from harness.megatron_parsers import MEGATRON_CLASSES, megatron_parser_of
@@ -72,8 +73,13 @@ def _of_call(call: Call, made: set[str]) -> Iterator[Finding]:
     call, swallowed = _without_next(call)
     yield from swallowed
     ignored = {FindingKind.UNKNOWN, FindingKind.STRAY} if _is_set(call, "--ignore_args_error") else set()
+    who = f"{call.program} {call.subcommand}"
+    taken = []
     for segment in call.segments:
-        yield from _of_segment(segment, f"{call.program} {call.subcommand}", ignored)
+        found = list(_of_segment(segment, who, ignored))
+        yield from found
+        taken += [] if found else [segment]
+    yield from (Finding(word.line, Kind.COMMAND, f"`{who}`: {told}", next_step) for word, told, next_step in unknown_names(taken))
     yield from _repeated(call)
     yield from _not_made(call, made)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import re
 import sys
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,9 +77,13 @@ def parser_of(subcommand: str) -> argparse.ArgumentParser:
 
 
 def imported(module: str) -> Any:
-    """A module of the installed ms-swift or of what it needs. Raises HostError where it can't be imported."""
+    """A module of the installed ms-swift or of what it needs. Raises HostError where it can't be imported.
+
+    What these print at their import (greetings, deprecations) tells nothing of what is checked, and is dropped.
+    """
     try:
-        return importlib.import_module(module)
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            return importlib.import_module(module)
     except ImportError as missing:
         raise HostError(
             module.split(".")[0], f"{module} can't be imported by {sys.executable}: {missing}.", "Install the extra [swift]."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.contract import Finding, FindingKind, judge_parse
-from harness.swift_parsers import checked_interpreter, swift_interpreter
+from harness.swift_parsers import checked_interpreter, imported, swift_interpreter
 
 KNOWN = ("--tuner_type", "--tuner_backend", "--max_steps", "--max_length", "--torch_dtype", "--model", "--learning_rate")
 
@@ -143,3 +144,17 @@ def test_no_script_head_is_too_strange_to_read(tmp_path_factory: pytest.TempPath
     script = tmp_path_factory.mktemp("head") / "swift"
     script.write_bytes(b"#!" + head)
     assert swift_interpreter(str(script)) is None or head
+
+
+def test_what_a_module_prints_at_its_import_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A faultless page is checked without a word, though ms-swift and torch greet and warn at their import."""
+    loud = "import logging, sys, warnings\nprint('hello')\nwarnings.warn('old', FutureWarning)\n"
+    loud += "log = logging.getLogger('loud')\nlog.addHandler(logging.StreamHandler())\nlog.warning('registered')\nA = 1\n"
+    (tmp_path / "loud_at_import.py").write_text(loud, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert imported("loud_at_import").A == 1
+    assert capfd.readouterr() == ("", "")

@@ -28,6 +28,36 @@ def check(text: str) -> tuple[Finding, ...]:
 @pytest.mark.parametrize(
     ("text", "line", "says", "next_step"),
     [
+        ("swift sft \\\n --tuner_type loar", 2, "--tuner_type loar: the installed ms-swift has nothing of this name", "Perhaps lora?"),
+        ("swift sft --deepspeed zero4", 1, "--deepspeed zero4: the installed", "Perhaps zero"),
+        ("swift sft --fsdp fsdp3", 1, "--fsdp fsdp3", "Perhaps fsdp2?"),
+        ("swift rlhf --rlhf_type grpo \\\n --reward_funcs accuracy fromat", 2, "--reward_funcs fromat", "Perhaps format?"),
+        ("swift sft --model_type qwen33", 1, "--model_type qwen33", "Perhaps qwen3"),
+        ("swift sft --template qwen33", 1, "--template qwen33", "Perhaps qwen3"),
+    ],
+)
+def test_a_name_that_nothing_is_registered_under_is_told(text: str, line: int, says: str, next_step: str) -> None:
+    (finding,) = check(text)
+    assert finding.line == line and says in finding.message and next_step in finding.next_step
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "swift sft --deepspeed ds_config.json --tuner_type full --model_type qwen3 --template qwen3 --fsdp fsdp2",
+        "swift sft --deepspeed zero2_offload --tuner_type longlora",
+        "swift sft --tuner_type mine --external_plugins mine.py",
+        "swift sft --tuner_type lora/full --deepspeed <config> --model_type $TYPE",
+        "swift rlhf --rlhf_type grpo --reward_funcs accuracy format cosine repetition soft_overlong",
+    ],
+)
+def test_registered_names_paths_and_names_of_the_reader_s_own_code_are_taken(text: str) -> None:
+    assert check(text) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says", "next_step"),
+    [
         ("swift sft \\\n  --model x \\\n  --lora_rnk 8", 3, "`swift sft`: --lora_rnk is unknown", "Perhaps --lora_rank?"),
         ("swift sft \\\n  --train_type lora", 2, "--train_type is unknown", "Perhaps --tuner_type?"),
         ("megatron sft \\\n --train_iters 3 \\\n --load x", 3, "--load is unknown", "Perhaps --mcore_model?"),
