@@ -10,6 +10,7 @@ from harness.benchmark_model import MEMORY, Quantity
 from harness.evidence import MEASURED
 from harness.export_rows import EVIDENCE
 from harness.model import Stage, VerdictKind
+from harness.retries import PASSES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,6 +19,8 @@ KEY = ["cell", "stage", "weights", "hardware", "stack"]
 PLACE = ["cell", "stage", "concurrency", "weights", "hardware", "stack", "launcher"]
 # What a mark may depend on: of pieces that agree in all of it, only those that rank first can give one.
 _FOLDED = ["cell", "stage", "weights", "hardware", "asked", "tiny_key", "versions"]
+# What may stand under a key and in a mark (harness.store.KEPT).
+_KEPT = [*map(str, MEASURED), str(VerdictKind.BLOCKED)]
 # The standard deviation that the median absolute deviation stands for where noise is normal, as harness.benchmark_verdict.spread has it.
 _MAD = 1.4826
 
@@ -37,13 +40,15 @@ def newest(frame: pd.DataFrame) -> pd.DataFrame:
     Two of one key, one second and one attempt are told apart by their hash only, which a frame does not hold: both are given.
     """
     found = evidence_of(frame)
-    kept = {*map(str, MEASURED), str(VerdictKind.BLOCKED)}
-    return first_of(found[found["verdict"].isin(kept)], KEY)
+    return first_of(found[found["verdict"].isin(_KEPT)], KEY)
 
 
 def candidates(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows among which are all that a mark can be folded from: the others are outranked in all that harness.support asks."""
-    return first_of(evidence_of(frame), _FOLDED)
+    """The rows among which are all that a mark can be folded from: the others say nothing to harness.support, which leaves out a pass that
+    nobody witnessed, or are outranked by one that does and agrees with them in all that it asks."""
+    found = evidence_of(frame)
+    unwitnessed = found["verdict"].isin([str(kind) for kind in PASSES]) & (found["hardware"] == "")
+    return first_of(found[found["verdict"].isin(_KEPT) & ~unwitnessed], _FOLDED)
 
 
 def first_of(frame: pd.DataFrame, key: list[str]) -> pd.DataFrame:
