@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.commands_serve import conversation
 from harness.docs_run_plan import Block, Fate, Kind, PagePlan, Unit
@@ -133,6 +134,8 @@ class _Run:
             log = read_tail(self.shell.log_of(unit))
             lines = log.replace("\r", "\n").rstrip().split("\n")[-EXCERPT_LINES:]
             excerpt = "\n".join(line[:EXCERPT_WIDTH] for line in lines)
+            if re.search(r"Permission denied|PermissionError", log):
+                judged = replace(judged, said=f"{judged.said} (only files of the scratch folder, its HOME and TMPDIR may be changed)")
         return UnitResult(unit.line, unit.kind, judged, time.monotonic() - began, excerpt)
 
     def end_servers(self, after: Block) -> None:

@@ -29,14 +29,43 @@ _PROGRAMS: Mapping[str, Reason] = {
         Reason.INSTALLS: "pip pip3 uv conda mamba micromamba poetry npm apt apt-get yum dnf",
         Reason.DOWNLOADS: "git wget modelscope huggingface-cli hf scp rsync aria2c ssh",
         Reason.ASKS_NPU: "npu-smi hccn_tool ascend-dmi msnpureport msprof nvidia-smi",
-        Reason.CHANGES_HOST: "systemctl service modprobe mount umount reboot shutdown useradd usermod",
+        Reason.CHANGES_HOST: "systemctl service modprobe mount umount reboot shutdown useradd usermod pkill killall fuser mkfs crontab",
         Reason.WINDOW: "vim vi nano top htop watch less tensorboard jupyter",
     }.items()
     for program in programs.split()
 }
 # Programs that a page may lean on and a host may lack: without them nothing is wrong with the page.
 _MAY_LACK = ("curl", "jq", "pystack", "py-spy", "numactl", "deepspeed", "accelerate", "torchrun", "evalscope", "ray", "megatron")
-_CHANGING = ("rm", "mv", "chmod", "chown", "ln", "tee", "cp", "mkdir")
+_CHANGING = (
+    "rm",
+    "rmdir",
+    "unlink",
+    "mv",
+    "chmod",
+    "chown",
+    "chgrp",
+    "ln",
+    "tee",
+    "cp",
+    "mkdir",
+    "touch",
+    "dd",
+    "truncate",
+    "shred",
+    "install",
+)
+# Programs that change files with one of these words only.
+_CHANGING_IF = {
+    "find": ("-delete", "-exec", "-execdir", "-ok"),
+    "sed": ("-i", "--in-place"),
+    "perl": ("-i", "-pi"),
+    "tar": ("-C", "--directory"),
+}
+_CHANGING_PYTHON = re.compile(
+    r"\b(?:rmtree|remove|unlink|rmdir|rename|replace|write_text|write_bytes|move|system|makedirs|mkdir)\b|open\([^()]*['\"][wax]"
+)
+# Beyond the folder of the page: an absolute place, the home of whoever runs it, two steps up.
+_BEYOND = re.compile(r"(?:^|=)(?:/(?!dev/(?:null|std|shm/))|~|\$\{?HOME\b|(?:\./)?\.\./\.\.(?:/|$))|^(?:[\w.-]+/)?\.\./\.\.(?:/|$)")
 _NPU_PLACES = re.compile(r"/dev/(?:davinci|devmm_svm|hisi_hdc)|/usr/local/Ascend\b|(?:~|/root|\$HOME)/ascend\b|\bset_env\.sh\b")
 _PLACEHOLDER = re.compile(
     r"<[^<>\s][^<>]*>|(?<![A-Za-z])x{2,}(?![A-Za-z])|(?:^|[=/])path/to/|\b(?:your|my)[-_](?:\w+[-_])?(?:path|model|data\w*|id|token|dir\w*|name|key)\b"
@@ -58,7 +87,7 @@ _BUILT_IN = (
     *("export", "false", "fg", "hash", "jobs", "kill", "let", "local", "mapfile", "popd", "printf", "pushd", "pwd", "read", "readonly"),
     *("return", "set", "shift", "shopt", "source", "test", "time", "trap", "true", "type", "typeset", "ulimit", "umask", "unset", "wait"),
 )
-_OUTSIDE = re.compile(r">{1,2}[ \t]*(?:~|\$\{?HOME\}?|/(?!dev/(?:null|std)|tmp/))[\w./-]*")
+_OUTSIDE = re.compile(r">{1,2}[ \t]*[\"']?(?:~|\$\{?HOME\}?|/(?!dev/(?:null|std|shm/)))[\w./-]*|>{1,2}[ \t]*[\"']?\.\./\.\./[\w./-]*")
 
 
 def obstacles_of(command: Command, host: PageHost, made: Collection[str]) -> list[Obstacle]:
@@ -129,7 +158,7 @@ def _of_program(command: Command, program: str, host: PageHost, made: Collection
     line, words = command.line, [word.text for word in command.words]
     if re.search(r"\bsudo\b", command.raw.partition(program)[0]):
         return [Obstacle(Reason.CHANGES_HOST, line, f"sudo {_shown(command)}")]
-    if program in _CHANGING and any(word.startswith(("/", "~")) for word in words[1:]):
+    if _changes(program, words) and any(_BEYOND.search(word) for word in words[1:]):
         return [Obstacle(Reason.CHANGES_HOST, line, " ".join(words[:4]))]
     if program == "tail" and any(word in ("-f", "-F", "--follow") for word in words):
         return [Obstacle(Reason.WINDOW, line, _shown(command))]
@@ -143,6 +172,12 @@ def _of_program(command: Command, program: str, host: PageHost, made: Collection
     if words[1:3] == ["-m", "pip"]:
         return [Obstacle(Reason.INSTALLS, line, " ".join(words[1:4]))]
     return []
+
+
+def _changes(program: str, words: Sequence[str]) -> bool:
+    if program in _CHANGING_IF:
+        return any(word.startswith(_CHANGING_IF[program]) for word in words[1:])
+    return program in _CHANGING or (program == "xargs" and any(word in _CHANGING for word in words[1:]))
 
 
 def _of_swift(command: Command, host: PageHost, made: Collection[str]) -> list[Obstacle]:
@@ -168,7 +203,7 @@ def _of_swift(command: Command, host: PageHost, made: Collection[str]) -> list[O
         for word in given.get(flag, ()):
             if word.text in host.model_types and not host.family_of(word.text):
                 found.append(Obstacle(Reason.NO_TINY_MODEL, word.line, word.text))
-    outside = [word for flag in OUTPUT_FLAGS for word in given.get(flag, ()) if word.text.startswith(("/", "~"))]
+    outside = [word for flag in OUTPUT_FLAGS for word in given.get(flag, ()) if _BEYOND.search(word.text)]
     found += [Obstacle(Reason.CHANGES_HOST, word.line, f"writing to {word.text}") for word in outside]
     files = [word for flag in FILE_FLAGS for word in given.get(flag, ())]
     files += [word for word in given.get("--deepspeed", ()) if word.text.endswith(".json")]
@@ -211,6 +246,8 @@ def _of_python(command: Command, host: PageHost) -> list[Obstacle]:
     if words[at].text == "-m":
         names = [what.text]
     else:
+        if _CHANGING_PYTHON.search(what.text) and re.search(r"['\"](?:/(?!dev/)|~)", what.text):
+            return [Obstacle(Reason.CHANGES_HOST, what.line, f"python -c {what.text[:60]}")]
         names = [name.strip() for match in _IMPORT.finditer(what.text) for name in match[1].split(",")]
         if _ON_NPU.search(what.text) and host.hardware is Hardware.CPU:
             return [Obstacle(Reason.ASKS_NPU, what.line, "python -c ... torch.npu")]

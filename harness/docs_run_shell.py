@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import site
+import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Mapping
@@ -20,6 +24,11 @@ from harness.model import Command, Hardware, Run, Step
 from harness.proof_deploy import ServerReport
 
 _DRIVER = Path(__file__).parent / "docs_run_state.sh"
+_FENCE = Path(__file__).parent / "docs_run_fence.py"
+# Where programs keep what they fetched and built: the page gets places of its own, below its own HOME.
+_KEEPING = re.compile(
+    r"XDG_\w+_HOME|HF_(?:HOME|HUB_CACHE|DATASETS_CACHE)|\w+_CACHE|\w+_CACHE_DIR|TORCH_HOME|TORCH_EXTENSIONS_DIR|MPLCONFIGDIR"
+)
 # Where nobody listens: whatever would go to a hub fails at once. Servers of the page itself are asked without a proxy.
 _NOWHERE = "http://127.0.0.1:9"
 _NO_NETWORK = {name: _NOWHERE for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")}
@@ -52,12 +61,22 @@ class PageShell:
         self.scratch, self.hardware, self.search_path, self.timeout_s = scratch, hardware, search_path, timeout_s
         empty = {name: "" for name in _MAY_BE_UNSET if name not in base_env}
         dropped = ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS")
-        self._base = {**{k: v for k, v in base_env.items() if k not in dropped}, **empty, **OFFLINE, **_NO_NETWORK, **_OURS_ONLY}
+        kept = {k: v for k, v in base_env.items() if k not in dropped and not _KEEPING.fullmatch(k)}
+        # Short, since sockets are made in it, whose names may have 107 bytes.
+        self._temporary = Path(tempfile.mkdtemp(prefix="docs-run-"))
+        self._home = scratch.root / "home"
+        own = {
+            "HOME": str(self._home),
+            "TMPDIR": str(self._temporary),
+            "PYTHONUSERBASE": base_env.get("PYTHONUSERBASE") or site.getuserbase(),
+        }
+        self._base = {**kept, **empty, **OFFLINE, **_NO_NETWORK, **_OURS_ONLY, **own}
         self._state = scratch.root / "state"
         self._servers: list[Served] = []
 
     def open(self) -> None:
         self._state.mkdir()
+        self._home.mkdir()
         (self._state / "folder").write_text(f"{self.scratch.page}\n", encoding="utf-8")
 
     def run(self, unit: Unit, stdin: str | None) -> Run:
@@ -127,6 +146,7 @@ class PageShell:
             if served.thread is not None:
                 served.thread.join()
         self._servers.clear()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _launch(self, step: Step, attend: Attendant | None = None, stop: threading.Event | None = None) -> Run:
         return launch(
@@ -147,5 +167,7 @@ class PageShell:
         # The empty line ends a statement that ends in a backslash; the colon is there for a last test that is false.
         file.write_text("\n" * (unit.line - 1) + unit.script + "\n:\n", encoding="utf-8")
         env = {PORT_VARIABLE: str(self.scratch.port(29500))}
-        command = Command("bash", ("--norc", "--noprofile", str(_DRIVER), str(self._state), str(file)), env, stdin)
+        fenced = ("-I", "-S", str(_FENCE), str(self.scratch.root), str(self._temporary), "/dev", "--")
+        words = (*fenced, "bash", "--norc", "--noprofile", str(_DRIVER), str(self._state), str(file))
+        command = Command(Path(sys.executable).name, words, env, stdin)
         return Step(name, command, str(self.scratch.page), deadline_s, serves=deadline_s == _NEVER_S)

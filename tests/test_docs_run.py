@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from fakes.install import install, write_executable
 
-from harness import docs_run_host, door_docs_run
+from harness import docs_run_fence, docs_run_host, door_docs_run
 from harness.__main__ import main
 
 PAGE = Path(__file__).parent / "docs" / "quick_start.zh.md"
@@ -178,6 +178,38 @@ def test_nothing_of_a_page_reaches_a_network(run: Run) -> None:
     fetch = "python -c \"import urllib.request as u; u.urlopen('http://example.com', timeout=20)\""
     code, document = run(shell(fetch))
     assert code == 1 and "refused" in failed(document)[0][1].lower()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "ls -d {0}/* | xargs rm -f",
+        "cd {0} || true\nrm -f precious",
+        "cat > x.sh <<'END'\nrm -rf {0}\nEND\nbash x.sh",
+        "cat > x.py <<'END'\nimport shutil\nshutil.rmtree('{0}')\nEND\npython x.py",
+        "eval 'mv {0}/precious .'",
+        "trap 'rm -rf {0}' EXIT",
+        "setsid sh -c 'sleep 0.2; : > {0}/precious' &\nsleep 1",
+    ],
+)
+@pytest.mark.skipif(not docs_run_fence.fence_version(), reason="this kernel has no Landlock")
+def test_nothing_outside_of_the_scratch_folder_is_changed_whatever_a_page_does(run: Run, tmp_path: Path, harm: str) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "precious").write_text("kept")
+    run(shell(harm.format(tmp_path / "outside")))
+    assert (tmp_path / "outside" / "precious").read_text() == "kept"
+
+
+def test_a_page_s_home_is_its_own_and_what_was_refused_is_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "precious").write_text("kept")
+    monkeypatch.setenv("HOME", str(home))
+    code, document = run(
+        shell(f"cd ~ && rm -f precious\neval 'rm ~/../../../../home/precious; ls {tmp_path} | xargs -I% rm -r {tmp_path}/home'")
+    )
+    assert (home / "precious").read_text() == "kept" and code == 1
+    assert not docs_run_fence.fence_version() or "only files of the scratch folder" in failed(document)[0][1]
 
 
 def test_where_nothing_can_run_that_is_a_failure(run: Run) -> None:
