@@ -1,4 +1,4 @@
-"""python -m harness list | show CELL | report | import DIR | export FILE | tables | doctor | explain LOG: what is declared, tables, hosts, logs.
+"""python -m harness list | show | report | import | export | tables | diff | doctor | explain ...: cells, evidence, hosts, logs.
 
 `list` and `show` run nothing. Exit codes: 0 done, 1 a check found something, 2 wrong usage, 3 matrix.yaml, 4 evidence, 5 this host,
 6 a failure whose log does not tell its cause.
@@ -16,6 +16,7 @@ from typing import Any
 from harness import report
 from harness.commands import PRELUDE, NotBuilt, documented_commands, shell_line
 from harness.door_benchmark import add_promote
+from harness.door_diff import add_diff
 from harness.door_docs import add_docs
 from harness.door_doctor import add_doctor
 from harness.door_explain import add_explain
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add_explain(commands)
     add_docs(commands)
     promoted = add_promote(commands)
-    exports = add_export(commands)
+    exports = (*add_export(commands), add_diff(commands))
     examined = commands.add_parser("doctor", help="what keeps this host from NPU work, and what mends it")
     add_doctor(examined)
     for command in (listed, shown, reported, imported, promoted, examined, *exports):

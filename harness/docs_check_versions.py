@@ -141,7 +141,7 @@ def _pairs(said: Sequence[Statement]) -> Iterator[Finding]:
         groups.setdefault((statement.package, statement.group), []).append(statement)
     for (package, group), ones in groups.items():
         others = next((groups.get((second, group), []) for first, second in _PAIRS if first == package), [])
-        if len(ones) != 1 or len(others) != 1 or ones[0].role is Role.RANGE:
+        if len(ones) != 1 or len(others) != 1:
             continue
         one, other = ones[0], others[0]
         mine, theirs = (statement.choices[0].pin for statement in (one, other))

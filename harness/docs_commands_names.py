@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.docs_calls import Segment, is_placeholder
@@ -29,7 +30,7 @@ def unknown_names(segments: Sequence[Segment]) -> Iterator[tuple[ShellWord, str,
         return
     for segment in segments:
         registered = _REGISTERED.get(segment.name)
-        for word in segment.values if registered is not None else ():
+        for word in _values(segment) if registered is not None else ():
             if registered is None or not word.known or is_placeholder(word.text) or not _NAME.fullmatch(word.text):
                 continue
             if word.text not in (known := registered()):
@@ -37,6 +38,13 @@ def unknown_names(segments: Sequence[Segment]) -> Iterator[tuple[ShellWord, str,
                 listed = f"Known: {', '.join(known[:_SHOWN])}{', ...' if len(known) > _SHOWN else ''}."
                 told = f"{segment.name} {word.text}: the installed ms-swift has nothing of this name, and stops when it looks for it"
                 yield word, told, f"Perhaps {near[0]}?" if near else listed
+
+
+def _values(segment: Segment) -> Iterator[ShellWord]:
+    """Those behind the flag, and the one that is joined to it by =."""
+    if segment.flag is not None and "=" in segment.flag.text:
+        yield replace(segment.flag, text=segment.flag.text.partition("=")[2])
+    yield from segment.values
 
 
 def _tuners() -> tuple[str, ...]:

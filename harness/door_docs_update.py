@@ -85,6 +85,8 @@ def _write(path: Path, old: str, new: str) -> None:
     if _page(target) != old:
         raise HarnessError(str(path), "was written by somebody else in between.", "Run it again.")
     mode = stat.S_IMODE(target.stat().st_mode)
+    if not mode & 0o222:  # putting another file in its place would not ask
+        raise HarnessError(str(path), "is read-only.", "Make it writable (chmod u+w), or look at the difference by --dry-run.")
     write_atomically(target, new)
     try:
         os.chmod(target, mode)

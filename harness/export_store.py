@@ -8,7 +8,7 @@ import hashlib
 import os
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -52,12 +52,12 @@ def folder_of(root: Path) -> Path:
     return root / ".harness" / "exports"
 
 
-def export(store: Store, benchmarks: BenchmarkStore, path: Path, parts: Iterable[str] = PARTS) -> Written:
+def export(store: Store, benchmarks: BenchmarkStore, path: Path, parts: Collection[str] = PARTS) -> Written:
     """Write a line for each piece and each run of a benchmark, to a file that ends in .jsonl or .jsonl.gz. Raises HostError."""
     refused: list[EvidenceError] = []
     lines = 0
     with _whole(path.parent, lambda: path, packed=path.suffix == ".gz") as file:
-        for row in _rows(store, benchmarks, frozenset(parts), refused):
+        for row in store_rows(store, benchmarks, refused, parts):
             file.write(line_of(row).encode("utf-8"))
             lines += 1
     return Written(lines, tuple(refused))
@@ -108,11 +108,15 @@ def imported(root: Path, names: Iterable[str] = ()) -> tuple[Path, ...]:
     return tuple(found) or tuple(known)
 
 
-def _rows(store: Store, benchmarks: BenchmarkStore, parts: frozenset[str], refused: list[EvidenceError]) -> Iterator[dict[str, Any]]:
+def store_rows(
+    store: Store, benchmarks: BenchmarkStore, refused: list[EvidenceError], parts: Collection[str] = PARTS
+) -> Iterator[dict[str, Any]]:
+    """The rows of a store and of the benchmarks beside it; what can't be read is added to `refused`."""
     paths = sorted((store.reports / "evidence").glob("*/*.json")) if CURRENT in parts else []
     if HISTORY in parts:
         history, unread = json_files(store.history)
-        paths, refused[:] = [*paths, *history], unread
+        paths += history
+        refused += unread
     told: set[bytes] = set()
     for path in paths:
         try:

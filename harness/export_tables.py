@@ -38,8 +38,7 @@ class Tables:
 def tables_of(paths: Sequence[Path], matrix: Matrix, as_of: date | None = None) -> Tables:
     """The tables of the imported exports `paths` on the day `as_of` (default: that of the newest piece of evidence).
 
-    Marks are folded by harness.support itself, from the rows that no other outranks in all that it asks. Raises EvidenceError for a file
-    that is not what was imported.
+    Raises EvidenceError for a file that is not what was imported, HarnessError where pandas is missing.
     """
     everything = read_frames(paths)
     dated = frames_tables.evidence_of(everything)["at"]
@@ -47,14 +46,19 @@ def tables_of(paths: Sequence[Path], matrix: Matrix, as_of: date | None = None) 
         as_of = (_EPOCH + int(dated.max()) * _MICROSECONDS).date()
     end = (datetime.combine(as_of, time(), timezone.utc) + timedelta(days=1) - _EPOCH) // _MICROSECONDS if as_of else 0
     frame = everything[everything["at"] < end] if as_of and len(everything) and int(everything["at"].max()) >= end else everything
-    pieces = [piece_of(row) for row in rows_at(paths, frames_tables.candidates(frame))]
     return Tables(
         as_of,
         len(everything),
         len(everything) - len(frame),
-        fold(matrix, pieces, as_of).marks,
+        marks_of(paths, frame, matrix, as_of),
         frames_tables.counts(frame),
         frames_tables.newest(frame),
         frames_tables.benchmarks(frame),
         frames_tables.memory(frame),
     )
+
+
+def marks_of(paths: Sequence[Path], frame: pd.DataFrame, matrix: Matrix, as_of: date | None) -> tuple[Mark, ...]:
+    """The marks of a frame of these files, folded by harness.support from the rows that no other outranks in all that it asks."""
+    pieces = [piece_of(row) for row in rows_at(paths, frames_tables.candidates(frame))]
+    return fold(matrix, pieces, as_of).marks

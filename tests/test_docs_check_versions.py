@@ -82,6 +82,13 @@ def test_versions_that_hold_for_different_things_contradict_nothing(text: str) -
     assert faults(text) == []
 
 
+def test_a_table_that_pins_a_pair_of_two_releases_is_told_and_one_of_ranges_is_not() -> None:
+    page = "| component | version |\n|--|--|\n| torch | {} |\n| torch_npu | {} |\n"
+    (found,) = faults(page.format("2.9.0", "2.8.0"))
+    assert found.line == 4 and "is built for" in found.message
+    assert faults(page.format("2.9.0", "2.9.0.post1")) == faults(page.format(">= 2.9.0", ">= 2.8.0")) == []
+
+
 def test_versions_that_no_declared_stack_has_are_told() -> None:
     page = read_page(TABLE.replace("2.7.1", "2.6.0") + fence("pip install torch_npu==2.9.0 vllm-ascend==0.14.0", "pip install peft==1.0"))
     assert [(finding.line, finding.message.split(" is in no")[0]) for finding in check_stacks(page, STACKS, "matrix.yaml")] == [

@@ -29,6 +29,7 @@ def check(text: str) -> tuple[Finding, ...]:
     ("text", "line", "says", "next_step"),
     [
         ("swift sft \\\n --tuner_type loar", 2, "--tuner_type loar: the installed ms-swift has nothing of this name", "Perhaps lora?"),
+        ("swift sft --max_steps 1 \\\n --deepspeed=zero9", 2, "--deepspeed zero9", "Perhaps zero"),
         ("swift sft --deepspeed zero4", 1, "--deepspeed zero4: the installed", "Perhaps zero"),
         ("swift sft --fsdp fsdp3", 1, "--fsdp fsdp3", "Perhaps fsdp2?"),
         ("swift rlhf --rlhf_type grpo \\\n --reward_funcs accuracy fromat", 2, "--reward_funcs fromat", "Perhaps format?"),

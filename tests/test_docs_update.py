@@ -267,6 +267,14 @@ def test_a_disk_that_refuses_leaves_the_page(repository: Path, monkeypatch: pyte
     assert page.read_text(encoding="utf-8") == EN and sorted(p.name for p in repository.glob(".*.tmp")) == []
 
 
+def test_a_read_only_page_is_not_written(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = repository / "page.md"
+    page.write_text(EN, encoding="utf-8")
+    page.chmod(0o444)
+    assert update(repository, page) == 2
+    assert page.read_text(encoding="utf-8") == EN and "is read-only. Make it writable" in capsys.readouterr().err
+
+
 def test_a_linked_page_stays_a_link_and_keeps_its_permissions(repository: Path) -> None:
     page, link = repository / "page.md", repository / "link.md"
     page.write_text(EN, encoding="utf-8")
