@@ -17,7 +17,7 @@ PREPARED = prepare()
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from harness.kernels import interpreter_fixes, probes  # noqa: E402
+from harness.kernels import fla_parts, interpreter_fixes, probes  # noqa: E402
 from harness.kernels.launches import counted  # noqa: E402
 
 SIZE = 64
@@ -211,6 +211,19 @@ def test_a_module_of_kernels_keeps_its_own_range() -> None:
     assert vars(probes).get("range", range) is range
 
 
+@pytest.mark.parametrize(("count", "last"), [(1, 0), (2, 1), (3, 1), (4, 3), (5, 3)])
+def test_every_program_runs_once_and_odd_ones_last(count: int, last: int) -> None:
+    out, seen = torch.zeros(1, dtype=torch.int64), torch.zeros(count)
+    probes.last_kernel[(count,)](out)
+    _once_kernel[(count,)](seen)
+    assert out.item() == last and seen.tolist() == [1.0] * count
+
+
+@triton.jit
+def _once_kernel(seen):
+    tl.atomic_add(seen + tl.program_id(0), 1.0)
+
+
 @pytest.mark.parametrize("size", [1, 16, 17, 40])
 def test_an_autotuned_kernel_takes_its_first_configuration(size: int) -> None:
     x, out = torch.arange(float(size)), torch.zeros(size)
@@ -264,6 +277,24 @@ def test_plain_torch_and_a_launch_that_dies_count_nothing() -> None:
 @triton.jit
 def _dying_kernel(out):
     tl.static_assert(False, "unknown")
+
+
+def test_what_lies_beside_a_tensor_is_not_a_number() -> None:
+    given = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    found = fla_parts.there({"x": given, "count": torch.tensor([3])})
+    storage = found["x"].untyped_storage()
+    whole = torch.empty(0).set_(storage)
+    begin = found["x"].storage_offset()
+    assert torch.equal(found["x"], given) and found["x"].is_contiguous() and found["count"].item() == 3
+    assert torch.isnan(whole[:begin]).all() and torch.isnan(whole[begin + 6 :]).all() and begin > 1000
+    assert torch.equal(torch.autograd.grad(found["x"].sum(), given)[0], torch.ones(2, 3))
+
+
+def test_what_a_kernel_does_not_write_is_not_a_number_while_it_is_counted() -> None:
+    with fla_parts.launched() as seen:
+        assert torch.isnan(torch.empty(3)).all() and torch.isnan(torch.ones(2).new_empty(4)).all()
+        probes.cast_kernel[(1,)](torch.ones(SIZE), torch.zeros(SIZE), SIZE=SIZE)
+    assert seen == {"cast_kernel": 1} and not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,6 @@ from harness.kernels import fla_parts as parts
 from harness.kernels.delta_offers import Library, Offer, kernel_of
 from harness.kernels.interpreter import compiles
 from harness.kernels.kernel import Kernel, Params
-from harness.kernels.launches import counted
 
 _COMMON, _RULE, _UTILS = "ops.common.backends.triton_ascend", "ops.gated_delta_rule.backends.triton_ascend", "ops.utils.triton_ascend"
 # Few of each, so that a program has several tasks.
@@ -52,7 +51,7 @@ def _launched() -> Iterator[Counter[str]]:
             for name, answer in (("get_npu_properties", _DEVICE), ("get_multiprocessor_count", _DEVICE["num_vectorcore"])):
                 if hasattr(loaded, name):
                     stack.enter_context(mock.patch.object(loaded, name, lambda *asked, answer=answer, **named: answer))
-        yield stack.enter_context(counted())
+        yield stack.enter_context(parts.launched())
 
 
 def _adapted(params: Params) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from harness.kernels import fla_parts as parts
 from harness.kernels.delta_rule import l2norm, recurrence
 from harness.kernels.fla_parts import Named, case
 from harness.kernels.kernel import Kernel, Kind, Limit, Params
-from harness.kernels.launches import counted
 from harness.kernels.values import normal
 
 _STEPS = (
@@ -82,6 +81,11 @@ def _inputs(params: Params, generator: torch.Generator) -> Named:
         given |= {"g": normal(generator, rows, tokens, wide), "A_log": normal(generator, wide)}
     if params["gate_inside"] == "a+bias":
         given["dt_bias"] = normal(generator, wide)
+    for name, size in {"gk": k, "gv": v}.items():
+        if params.get("wide") == name:
+            given[name] = parts.gates(generator, "mild", rows, tokens, wide, size)
+    if params.get("wide") == "beta":
+        given["beta"] = given["beta"][..., None] * torch.sigmoid(normal(generator, rows, tokens, wide, v))
     if params["initial"]:
         count = len(params["lengths"]) if params["lengths"] else rows
         given["initial"] = normal(generator, count, wide, *((v, k) if params["v_first"] else (k, v)))
@@ -123,7 +127,8 @@ def _golden(inputs: Named, params: Params) -> Named:
     initial = x.get("initial")
     if initial is not None and params["v_first"]:
         initial = initial.transpose(-1, -2)
-    o, final = recurrence(x["q"], x["k"], x["v"], g, beta, scale=params["scale"], initial=initial, lengths=params["lengths"])
+    more = {"scale": params["scale"], "initial": initial, "lengths": params["lengths"], "gk": x.get("gk"), "gv": x.get("gv")}
+    o, final = recurrence(x["q"], x["k"], x["v"], g, beta, **more)
     return _answer(o, final.transpose(-1, -2) if params["v_first"] else final, params)
 
 
@@ -158,7 +163,7 @@ def _chunked() -> Kernel:
         inputs=_inputs,
         candidate=candidate,
         golden=_golden,
-        counted=counted,
+        counted=parts.launched,
         must_run=_STEPS,
         differentiable=("q", "k", "v", "g", "beta", "initial", "A_log", "dt_bias"),
         keep=frozenset({"g", "initial", "A_log", "dt_bias"}),
@@ -175,7 +180,7 @@ def _recurrent() -> Kernel:
     def candidate(inputs: Named, params: Params) -> Named:
         x, options = _asked(inputs, params)
         rule = parts.fla("ops.gated_delta_rule", "fused_recurrent_gated_delta_rule")
-        o, final = rule(x["q"], x["k"], x["v"], **options)
+        o, final = rule(x["q"], x["k"], x["v"], **options, gk=x.get("gk"), gv=x.get("gv"))
         return _answer(o, final, params)
 
     examples = (
@@ -185,6 +190,12 @@ def _recurrent() -> Kernel:
         _example(3, sigmoid=2.0, gate_inside="a"),
         _example(3, sigmoid=1.0, K=96, V=20),
         _example(1, final=True),
+        _example(5, B=2, share=2, initial=True, final=True, wide="beta", V=20),
+        _example(lengths=[2, 3], H=2, final=True, wide="gk", v_first=True),
+        _example(5, B=2, initial=True, final=True, wide="gv", K=20),
+        _example(lengths=[2, 3], share=2, final=True, wide="gv", v_first=True),
+        _example(4, B=2, final=True, wide="gk", initial=True),
+        _example(4, B=2, final=True, wide="beta", v_first=True, sigmoid=1.0),
     )
     short = st.sampled_from([1, 2, 3, 5, 9])
     return Kernel(
@@ -192,14 +203,15 @@ def _recurrent() -> Kernel:
         kind=Kind.TRITON,
         what="fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule, forward only",
         dtypes=("fp32", "fp16", "bf16"),
-        params=_drawn(T=short, lengths=st.none() | st.lists(short, min_size=1, max_size=3)),
+        params=_drawn(T=short, lengths=st.none() | st.lists(short, min_size=1, max_size=3), wide=st.sampled_from(["", "beta", "gk", "gv"])),
         examples=examples,
         inputs=_inputs,
         candidate=candidate,
         golden=_golden,
-        counted=counted,
+        counted=parts.launched,
         must_run=("fused_recurrent_gated_delta_rule_fwd_kernel",),
-        keep=frozenset({"g", "initial", "A_log", "dt_bias"}),
+        keep=frozenset({"g", "gk", "gv", "initial", "A_log", "dt_bias"}),
+        quick_examples=4,
         tries=6,
         quick_tries=0,
         missing=parts.missing,

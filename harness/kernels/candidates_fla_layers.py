@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from harness.kernels import fla_parts as parts
 from harness.kernels.fla_parts import Named
 from harness.kernels.kernel import Kernel, Kind, Params
-from harness.kernels.launches import counted
 from harness.kernels.references_layers import causal_conv, cross_entropy, rotary
 from harness.kernels.values import integers, normal
 
@@ -31,7 +30,7 @@ def _kernel(name: str, what: str, drawn: dict[str, Any], examples: tuple[dict[st
         dtypes=("fp32", "fp16", "bf16"),
         params=st.fixed_dictionaries(drawn),
         examples=examples,
-        counted=counted,
+        counted=parts.launched,
         **(usual | rest),
     )
 

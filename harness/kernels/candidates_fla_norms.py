@@ -16,7 +16,6 @@ from harness.kernels.delta_rule import l2norm
 from harness.kernels.fla_parts import Named
 from harness.kernels.interpreter import Engine, prepared
 from harness.kernels.kernel import Function, Kernel, Kind, Params
-from harness.kernels.launches import counted
 from harness.kernels.references_layers import gated, norm
 from harness.kernels.values import FINITE, NOT_FINITE, edged, normal
 
@@ -35,11 +34,20 @@ _SHARED: dict[str, st.SearchStrategy[Any]] = {
     "edge": st.sampled_from(("none",) * 6 + FINITE),
 }
 _MODULES = ("fla.modules.norm.layernorm", "fla.modules.norm.fused_norm_gate")
+Inputs = Callable[[Params, torch.Generator], Named]
 _ALL = {"weight": True, "bias": True, "residual": True, "prenorm": True}
 
 
 def kernels() -> tuple[Kernel, ...]:
-    return (_l2norm(), _norm("rms_norm"), _norm("layer_norm"), _norm("group_norm"), _gated("rms_norm_gated"), _gated("layer_norm_gated"))
+    names = ("rms_norm", "layer_norm", "group_norm")
+    gates = ("rms_norm", "layer_norm")
+    return (
+        _l2norm(),
+        *(_norm(name) for name in names),
+        *(_gated(f"{name}_gated") for name in gates),
+        *(_norm(f"{name}_linear") for name in names),
+        *(_gated(f"{name}_swish_gate_linear") for name in gates),
+    )
 
 
 def _case(T: int, D: int, **given: Any) -> dict[str, Any]:
@@ -65,6 +73,24 @@ def _inputs(params: Params, generator: torch.Generator) -> Named:
     return given
 
 
+def _with_linear(inputs: Inputs) -> Inputs:
+    """And the weights of a linear layer from D to 6, which fla fuses with a norm: going backward, the norm is computed once more."""
+
+    def both(params: Params, generator: torch.Generator) -> Named:
+        weight = normal(generator, 6, params["D"]) / params["D"] ** 0.5
+        return {**inputs(params, generator), "linear_weight": weight, "linear_bias": normal(generator, 6)}
+
+    return both
+
+
+def _linear(x: Named) -> list[torch.Tensor]:
+    return [x[name] for name in ("linear_weight", "linear_bias") if name in x]
+
+
+def _through(y: torch.Tensor, x: Named) -> torch.Tensor:
+    return torch.nn.functional.linear(y, *_linear(x)) if "linear_weight" in x else y
+
+
 def _told(outputs: Named, params: Params) -> Named:
     """Without gradients where a value is not finite: what infinity times 0 does to them hangs on the order of the operations."""
     if params["edge"] in NOT_FINITE:
@@ -83,7 +109,7 @@ def _counted() -> Iterator[Counter[str]]:
         if prepared().engine is Engine.INTERPRETED:
             for module in _MODULES:
                 stack.enter_context(mock.patch(f"{module}.get_multiprocessor_count", lambda index=0: _cores[0]))
-        yield stack.enter_context(counted())
+        yield stack.enter_context(parts.launched())
 
 
 def _pair(found: Any, params: Params) -> Named:
@@ -111,7 +137,7 @@ def _l2norm() -> Kernel:
         inputs=lambda params, generator: {"x": _x(params, generator)},
         candidate=candidate,
         golden=golden,
-        counted=counted,
+        counted=parts.launched,
         differentiable=("x",),
         quick_examples=2,
         tries=10,
@@ -133,7 +159,7 @@ def _norm(name: str) -> Kernel:
         _case(2, 24, weight=True, edge="nan"),
     ]
     more: dict[str, st.SearchStrategy[Any]] = {}
-    if name == "group_norm":
+    if name.startswith("group"):
         # A group of more than 512 is another kernel's.
         examples = [{**params, "groups": 4, "rms": at % 2 == 1} for at, params in enumerate(examples)]
         examples += [
@@ -145,17 +171,20 @@ def _norm(name: str) -> Kernel:
     def candidate(inputs: Named, params: Params) -> Named:
         x, _cores[0] = parts.there(inputs), params["cores"]
         options = {"eps": params["eps"], "prenorm": params["prenorm"]}
-        if name == "group_norm":
+        if name.startswith("group"):
             options |= {"num_groups": params["groups"], "is_rms_norm": params["rms"]}
-        found = parts.fla("modules.layernorm", name)(x["x"], x.get("weight"), x.get("bias"), x.get("residual"), **options)
+        given = (x["x"], x.get("weight"), x.get("bias"), *_linear(x), x.get("residual"))
+        found = parts.fla("modules.layernorm", name)(*given, **options)
         return _told(_pair(found, params), params)
 
     def golden(inputs: Named, params: Params) -> Named:
-        x, centred = inputs, not params.get("rms", name == "rms_norm")
+        x, centred = inputs, not params.get("rms", name.startswith("rms"))
         given = (x["x"], x.get("weight"), x.get("bias"), x.get("residual"), params["eps"])
-        return _told(_pair(norm(*given, centred=centred, groups=params.get("groups", 1)), params), params)
+        y, total = norm(*given, centred=centred, groups=params.get("groups", 1))
+        return _told(_pair((_through(y, x), total), params), params)
 
-    return _kernel(name, f"fla.modules.layernorm.{name}", {**_SHARED, **more}, examples, _inputs, candidate, golden)
+    inputs = _with_linear(_inputs) if name.endswith("linear") else _inputs
+    return _kernel(name, f"fla.modules.layernorm.{name}", {**_SHARED, **more}, examples, inputs, candidate, golden)
 
 
 def _gated(name: str) -> Kernel:
@@ -176,7 +205,8 @@ def _gated(name: str) -> Kernel:
 
     def candidate(inputs: Named, params: Params) -> Named:
         x, _cores[0] = parts.there(inputs), params["cores"]
-        given = (x["x"], x["gate"], x.get("weight"), x.get("bias"), params["activation"], x.get("residual"))
+        layer = _linear(x) or [params["activation"]]  # fused with a linear layer, the gate is a swish
+        given = (x["x"], x["gate"], x.get("weight"), x.get("bias"), *layer, x.get("residual"))
         found = parts.fla("modules.fused_norm_gate", name)(*given, eps=params["eps"], prenorm=params["prenorm"])
         return _told(_pair(found, params), params)
 
@@ -184,10 +214,12 @@ def _gated(name: str) -> Kernel:
         x = inputs
         given = (x["x"], x.get("weight"), x.get("bias"), x.get("residual"), params["eps"])
         y, total = norm(*given, centred=name.startswith("layer"))
-        return _told(_pair((gated(y, x["gate"], params["activation"]), total), params), params)
+        activation = "swish" if "linear_weight" in x else params["activation"]
+        return _told(_pair((_through(gated(y, x["gate"], activation), x), total), params), params)
 
+    inputs = _with_linear(inputs_of) if name.endswith("linear") else inputs_of
     drawn = {**_SHARED, "activation": st.sampled_from(["swish", "silu", "sigmoid"])}
-    return _kernel(name, f"fla.modules.fused_norm_gate.{name}", drawn, examples, inputs_of, candidate, golden)
+    return _kernel(name, f"fla.modules.fused_norm_gate.{name}", drawn, examples, inputs, candidate, golden)
 
 
 def _kernel(
@@ -195,7 +227,7 @@ def _kernel(
     what: str,
     drawn: dict[str, st.SearchStrategy[Any]],
     examples: list[dict[str, Any]],
-    inputs: Callable[[Params, torch.Generator], Named],
+    inputs: Inputs,
     candidate: Function,
     golden: Function,
 ) -> Kernel:
@@ -210,7 +242,7 @@ def _kernel(
         candidate=candidate,
         golden=golden,
         counted=_counted,
-        differentiable=("x", "gate", "weight", "bias", "residual"),
+        differentiable=("x", "gate", "weight", "bias", "residual", "linear_weight", "linear_bias"),
         quick_examples=2,
         half_examples=4,
         tries=8,

@@ -19,6 +19,7 @@ def kernels() -> tuple[Kernel, ...]:
 
 _OFFERS = (
     Offer(steps.CUMSUM, "ops.utils", (), offers.cumsum),
+    Offer(steps.TOTAL, "ops.utils", (), offers.total),
     Offer(steps.KKT, "ops.common.chunk_scaled_dot_kkt", ("chunk_scaled_dot_kkt_fwd_kernel",), offers.kkt),
     Offer(steps.TRIL, "ops.utils", (), offers.tril),
     Offer(steps.WY, "ops.gated_delta_rule.wy_fast", ("recompute_w_u_fwd_kernel",), offers.wy),
@@ -28,5 +29,6 @@ _OFFERS = (
     Offer(steps.DHU, "ops.common.chunk_delta_h", ("chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64",), offers.dhu, True),
     Offer(steps.O, "ops.common.chunk_o", ("chunk_fwd_kernel_o",), offers.o, True),
     Offer(steps.LOCAL, "ops.common.chunk_o", ("chunk_bwd_kernel_dv_local",), offers.local),
+    Offer(steps.DV, "ops.common.chunk_o", ("chunk_bwd_kernel_dv",), offers.dv, True),
     Offer(steps.DQKWG, "ops.common.chunk_o", ("chunk_bwd_kernel_dqkwg",), offers.dqkwg, True),
 )

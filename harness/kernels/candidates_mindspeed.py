@@ -21,7 +21,6 @@ from harness.kernels.delta_rule import l2norm
 from harness.kernels.fla_parts import Named
 from harness.kernels.interpreter import Engine, missing_triton, prepared
 from harness.kernels.kernel import Kernel, Kind, Params
-from harness.kernels.launches import counted
 from harness.kernels.values import normal
 
 _UTILS = "mindspeed.ops.triton.utils"
@@ -49,7 +48,7 @@ def launched() -> Iterator[Counter[str]]:
     with contextlib.ExitStack() as stack:
         if prepared().engine is Engine.INTERPRETED and missing() == "":
             stack.enter_context(mock.patch(f"{_UTILS}.custom_device_ctx", lambda index: contextlib.nullcontext()))
-        yield stack.enter_context(counted())
+        yield stack.enter_context(parts.launched())
 
 
 def _located(module: str, name: str) -> Any:

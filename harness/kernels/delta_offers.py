@@ -15,7 +15,6 @@ from harness.kernels import fla_parts as parts
 from harness.kernels.delta_steps import KEEP, Step
 from harness.kernels.fla_parts import Named
 from harness.kernels.kernel import Kernel, Kind, Limit, Params
-from harness.kernels.launches import counted
 
 # {our name: what the library gives}, from its function, the tensors where kernels run, the parameters, and the arguments of all steps.
 Call = Callable[[Any, Named, Params, dict[str, Any]], Named]
@@ -34,7 +33,7 @@ class Library:
     unit: float
     missing: Callable[[], str]
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
-    counted: Callable[[], AbstractContextManager[Counter[str]]] = counted
+    counted: Callable[[], AbstractContextManager[Counter[str]]] = parts.launched
     adapted: Callable[[Params], dict[str, Any]] = dict
     tries: int = 8
 
@@ -161,6 +160,15 @@ def o(kernel: Any, x: Named, params: Params, options: dict[str, Any]) -> Named:
 def local(kernel: Any, x: Named, params: Params, options: dict[str, Any]) -> Named:
     given = {name: x.get(name) for name in ("q", "k", "do", "g")}
     return {"dv": kernel(**given, g_gamma=x.get("gamma"), scale=_scale(params), **options)}
+
+
+def total(kernel: Any, x: Named, params: Params, options: dict[str, Any]) -> Named:
+    return {"sums": kernel(x["x"], reverse=params["reverse"], scale=params["scale"], cu_seqlens=options["cu_seqlens"])}
+
+
+def dv(kernel: Any, x: Named, params: Params, options: dict[str, Any]) -> Named:
+    given = {name: x.get(name) for name in ("q", "k", "do", "g")}
+    return {"dv": kernel(**given, dh=_row(x["dh"], params), g_gamma=x.get("gamma"), scale=_scale(params), **options)}
 
 
 def dqkwg(kernel: Any, x: Named, params: Params, options: dict[str, Any]) -> Named:

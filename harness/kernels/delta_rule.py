@@ -60,9 +60,14 @@ def recurrence(
     *,
     scale: float | None = None,
     initial: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
     lengths: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(o [B, T, HV, V], final state): S <- exp(g) S; S <- S + beta k (v - S^T k)^T; o = scale S^T q, token by token."""
+    """(o [B, T, HV, V], final state): S <- exp(g) S; S <- S + k (beta (v - S^T k))^T; o = scale S^T q, token by token.
+
+    beta may be one for each element of v [B, T, HV, V]; `gk` [B, T, HV, K], `gv` [B, T, HV, V]: decays of the state's rows and columns.
+    """
     rows, tokens, heads, wide = v.shape
     q, k = shared_heads(q, heads), shared_heads(k, heads)
     where, finals, outputs = spans(rows, tokens, lengths), [], []
@@ -70,8 +75,11 @@ def recurrence(
         state = q.new_zeros(heads, q.shape[-1], wide) if initial is None else initial[number]
         for t in range(begin, end):
             state = state * g[row, t].exp()[:, None, None]
+            state = state if gk is None else state * gk[row, t].exp()[:, :, None]
+            state = state if gv is None else state * gv[row, t].exp()[:, None, :]
             wrong = v[row, t] - torch.einsum("hk,hkv->hv", k[row, t], state)
-            state = state + torch.einsum("h,hk,hv->hkv", beta[row, t], k[row, t], wrong)
+            mended = (beta[row, t] if beta.dim() == v.dim() else beta[row, t, :, None]) * wrong
+            state = state + torch.einsum("hk,hv->hkv", k[row, t], mended)
             outputs.append(torch.einsum("hk,hkv->hv", q[row, t], state))
         finals.append(state)
     o = torch.stack(outputs).reshape(rows, tokens, heads, wide) * (q.shape[-1] ** -0.5 if scale is None else scale)

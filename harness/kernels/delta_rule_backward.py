@@ -35,6 +35,17 @@ def local_values(q: Tensor, k: Tensor, do: Tensor, g: Tensor | None, scale: floa
         return torch.autograd.grad(o, values, do)[0]
 
 
+def leaving_values(k: Tensor, like: Tensor, dh: Tensor, g: Tensor | None, size: int = CHUNK, *, lengths: Lengths = None) -> Tensor:
+    """dv of what values add to the state that leaves their chunk; `like`: anything of dv's shape."""
+    rows, tokens, heads, _ = like.shape
+    keys = shared_heads(k, heads)
+    found = torch.empty_like(like)
+    for chunk, (row, begin, end, _) in enumerate(spans(rows, tokens, lengths).chunks(size)):
+        gates = torch.zeros(end - begin, heads, dtype=like.dtype) if g is None else g[row, begin:end]
+        found[row, begin:end] = torch.einsum("thk,hkv->thv", keys[row, begin:end], dh[chunk]) * (gates[-1] - gates).exp()[..., None]
+    return found
+
+
 @dataclass(frozen=True)
 class StateGradients:
     """`initial`: that of the initial state; `values`: dv of all that depends on v', the given part included."""

@@ -236,6 +236,25 @@ def _local(inputs: Named, params: Params, unit: float) -> Named:
     return {"dv": backward.local_values(*given, lengths=params["lengths"])}
 
 
+def _dv_inputs(params: Params, generator: torch.Generator, unit: float) -> Named:
+    _, _, _, wide, k, v = parts.shape(params)
+    given = _local_inputs(params, generator, unit)
+    return given | {"dh": _turned(normal(generator, parts.chunks_of(params, params["size"]), wide, k, v), params).contiguous()}
+
+
+def _dv(inputs: Named, params: Params, unit: float) -> Named:
+    """What a chunk's own values add to its output, and what they add to the state that leaves it."""
+    x, g, lengths = inputs, _natural(inputs, params, unit), params["lengths"]
+    found = backward.local_values(x["q"], x["k"], x["do"], g, _scale(params), params["size"], lengths=lengths)
+    return {"dv": found + backward.leaving_values(x["k"], found, _turned(x["dh"], params), g, params["size"], lengths=lengths)}
+
+
+def _total(inputs: Named, params: Params, unit: float) -> Named:
+    longest = inputs["x"].shape[1]
+    found = forward.chunk_cumsum(inputs["x"], longest, reverse=params["reverse"], lengths=params["lengths"])
+    return {"sums": found * (params["scale"] or 1.0)}
+
+
 def _dqkwg_inputs(params: Params, generator: torch.Generator, unit: float) -> Named:
     rows, tokens, _, wide, k, v = parts.shape(params)
     count = parts.chunks_of(params, params["size"])
@@ -282,9 +301,20 @@ CUMSUM = Step(
         "scale": st.sampled_from([None, 0.5]), "size": st.sampled_from([16, 64]),
     },
 )  # fmt: skip
-KKT = Step("chunk_scaled_dot_kkt_fwd", "beta exp(g_i - g_j) <k_i, k_j>", _kkt_inputs, _kkt, _sized(_GATED, 64, 64, 32, 64, 16), _SIZES)
-TRIL = Step("solve_tril", "(I + A)^-1", _tril_inputs, _tril, _sized(_GATED, 64, 64, 32, 16, 16), {"size": st.sampled_from([16, 32, 64])})
-WY = Step("recompute_w_u_fwd", "w and u", _wy_inputs, _wy, _sized(_GATED, 64, 64, 32, 64, 16), _SIZES)
+TOTAL = Step("chunk_global_cumsum", "running sums within sequences", _cumsum_inputs, _total, _CUMSUM, CUMSUM.more)
+_PACKED = tuple(case(lengths=lengths, size=size, share=2) for lengths, size in (([3, 40, 17], 32), ([20, 1, 33], 16)))
+KKT = Step(
+    "chunk_scaled_dot_kkt_fwd", "beta exp(g_i - g_j) <k_i, k_j>", _kkt_inputs, _kkt, (*_sized(_GATED, 64, 64, 32, 64, 16), *_PACKED), _SIZES
+)
+TRIL = Step(
+    "solve_tril",
+    "(I + A)^-1",
+    _tril_inputs,
+    _tril,
+    (*_PACKED, *_sized(_GATED, 64, 64, 32, 64, 16)),
+    {"size": st.sampled_from([16, 32, 64])},
+)
+WY = Step("recompute_w_u_fwd", "w and u", _wy_inputs, _wy, (*_sized(_GATED, 64, 64, 32, 64, 16), *_PACKED), _SIZES)
 INTRA = Step("chunk_gated_delta_rule_fwd_intra", "(I + A)^-1, w and u at once", _intra_inputs, _intra, _sized(_GATED), _SIZES)
 WY_BACKWARD = Step(
     "prepare_wy_repr_bwd",
@@ -309,6 +339,10 @@ O = Step(  # noqa: E741 as the paper calls it
 )  # fmt: skip
 LOCAL = Step(
     "chunk_bwd_dv_local", "dv of a chunk's own part of the output", _local_inputs, _local,
+    _more("scale", (None, 0.5), _sized((*_GATED, *_GAMMA), 64, 64, 32, 64)), {**_SCALED, **_SIZES},
+)  # fmt: skip
+DV = Step(
+    "chunk_bwd_dv", "dv of a chunk's output and of the state that leaves it", _dv_inputs, _dv,
     _more("scale", (None, 0.5), _sized((*_GATED, *_GAMMA), 64, 64, 32, 64)), {**_SCALED, **_SIZES},
 )  # fmt: skip
 DQKWG = Step(

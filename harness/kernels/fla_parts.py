@@ -5,21 +5,27 @@ fla 0.6.0 keeps gates as running sums times 1 / ln 2, for exp2; the goldens take
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from torch.utils import deterministic
 
 from harness.kernels.delta_rule import CHUNK, chunk_cumsum, l2norm, spans
-from harness.kernels.interpreter import missing_triton, prepared
+from harness.kernels.interpreter import Engine, missing_triton, prepared
 from harness.kernels.kernel import Params
+from harness.kernels.launches import counted
 from harness.kernels.values import normal
 
 Named = dict[str, torch.Tensor]
+_FENCE = 8192  # numbers, more than the largest block of any of the kernels
 _HOW = "`pip install 'flash-linear-attention>=0.6'`"
 
 # T beside one and two chunks, widths of 16 and beside it. One token of one head is an example's to give, with many heads: alone, its
@@ -47,9 +53,41 @@ def fla(module: str, name: str) -> Any:
 
 
 def there(inputs: Mapping[str, torch.Tensor]) -> Named:
-    """The inputs where kernels run here; gradients come back to those given."""
-    device = prepared().device
-    return {name: value.to(device) for name, value in inputs.items()}
+    """The inputs where kernels run here; gradients come back to those given.
+
+    In the interpreter numbers stand between NaN, so that a kernel that reads beyond its tensor can't miss it.
+    """
+    place = prepared()
+    if place.engine is not Engine.INTERPRETED:
+        return {name: value.to(place.device) for name, value in inputs.items()}
+    return {name: _fenced(value) if value.is_floating_point() else value for name, value in inputs.items()}
+
+
+def _fenced(value: torch.Tensor) -> torch.Tensor:
+    if not value.is_contiguous():
+        return value
+    fence = value.new_full((_FENCE,), math.nan)
+    return torch.cat([fence, value.flatten(), fence])[_FENCE:-_FENCE].view(value.shape)
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[Counter[str]]:
+    """Launches. In the interpreter fresh memory is NaN meanwhile, so that what a kernel doesn't write can't pass for what it should."""
+    if prepared().engine is not Engine.INTERPRETED:
+        with counted() as seen:
+            yield seen
+        return
+    memory: Any = deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    memory.fill_uninitialized_memory = True
+    try:
+        with counted() as seen:
+            yield seen
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory = filled
 
 
 def boundaries(lengths: Any) -> torch.Tensor | None:

@@ -127,6 +127,31 @@ def _patches_once() -> bool:
     return stock._patch_lang.__module__ == __name__ or not hasattr(stock, "_LangPatchScope")
 
 
+# Order: on a device programs run at once. One after another, from the first to the last, each would put right what the one before it wrote
+# into its part.
+
+
+def _fix_order() -> None:
+    plain = _builder.set_grid_idx
+
+    def set_grid_idx(self: Any, *index: int) -> None:
+        plain(self, *(_evens_first(at, count) for at, count in zip(index, self.grid_dim, strict=True)))
+
+    _builder.set_grid_idx = set_grid_idx
+
+
+def _evens_first(at: int, count: int) -> int:
+    """0, 2, 4, ... and then 1, 3, ...: of two neighbours now the one and now the other comes first."""
+    half = (count + 1) // 2
+    return 2 * at if at < half else 2 * (at - half) + 1
+
+
+def _order_is_mixed() -> bool:
+    out = torch.zeros(1, dtype=torch.int64)
+    probes.last_kernel[(3,)](out)
+    return out.item() == 1
+
+
 # The autotuner: times its candidates on a device that isn't there.
 
 
@@ -335,6 +360,12 @@ FIXES = (
     Fix("loops", "the index of range() is a Python int, in a compiled kernel a tensor", _loops_are_tensors, _fix_loops),
     Fix("aliases", "a builtin that a module calls by a name of its own is refused", _aliases_work, _fix_aliases),
     Fix("speed", "each call of a device function patches the language again", _patches_once, _fix_patching),
+    Fix(
+        "order",
+        "programs run from the first to the last, and each overwrites what the one before it wrote too far",
+        _order_is_mixed,
+        _fix_order,
+    ),
     Fix("autotuner", "configurations are timed, which takes a device", _autotuner_runs, _fix_autotuner),
     Fix("casts to bf16", "float32 is cut off instead of rounded, whole numbers become bit patterns", _casts_round_to_even, _fix_casts),
     Fix("bf16 arithmetic", "numbers are added, multiplied and compared as bit patterns", _arithmetic_rounds, _fix_arithmetic),

@@ -25,6 +25,12 @@ def tl_loop_kernel(out, stop):
         tl.store(out + i, i.to(tl.int64) * 2)
 
 
+@triton.jit
+def last_kernel(out):
+    """out = the program that stores last."""
+    tl.store(out, tl.program_id(0))
+
+
 @triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["size"])
 @triton.jit
 def tuned_kernel(x, out, size, BLOCK: tl.constexpr):
