@@ -1,4 +1,4 @@
-"""python -m harness list | show | report | import | export | tables | diff | doctor | explain ...: cells, evidence, hosts, logs.
+"""python -m harness list | show | report | import | export | tables | diff | trends | doctor | explain ...: cells, evidence, hosts, logs.
 
 `list` and `show` run nothing. Exit codes: 0 done, 1 a check found something, 2 wrong usage, 3 matrix.yaml, 4 evidence, 5 this host,
 6 a failure whose log does not tell its cause.
@@ -22,14 +22,17 @@ from harness.door_doctor import add_doctor
 from harness.door_explain import add_explain
 from harness.door_export import add_export, import_file, is_export
 from harness.door_machine import add_machine
+from harness.door_trends import add_trends
 from harness.errors import EvidenceError, HarnessError, did_you_mean
 from harness.matrix_quarantine import refuse_dates
 from harness.model import Cell, Hardware, Matrix, Weights
 from harness.parity_store import import_dir as import_parity
 from harness.parity_store import load_all as load_parity
+from harness.report_trends import NOT_DRAWN
 from harness.rules import applicable_stages, proof_gap, required_stages, rule_for
 from harness.session import open_store, parse_day, read_matrix
 from harness.store import ImportCounts, utc_now
+from harness.trends_draw import matplotlib_version
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add_explain(commands)
     add_docs(commands)
     promoted = add_promote(commands)
-    exports = (*add_export(commands), add_diff(commands))
+    exports = (*add_export(commands), add_diff(commands), add_trends(commands))
     examined = commands.add_parser("doctor", help="what keeps this host from NPU work, and what mends it")
     add_doctor(examined)
     for command in (listed, shown, reported, imported, promoted, examined, *exports):
@@ -188,6 +191,8 @@ def _report(args: argparse.Namespace, matrix: Matrix) -> int:
         print(f"written: {', '.join(written)}\nmarks: {', '.join(f'{n} {kind}' for kind, n in sorted(marks.items()))}")
         for error in refused:
             print(f"refused: {error}", file=sys.stderr)
+    if matplotlib_version() is None:
+        print(NOT_DRAWN, file=sys.stderr)
     return EvidenceError.exit_code if refused else 0
 
 

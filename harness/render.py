@@ -48,8 +48,8 @@ def render_npu_support(table: SupportTable, matrix: Matrix, language: str) -> st
     return _render("npu-support.md.j2", words=seed.words, head=[seed.head(), *rest], tables=[*seed.tables(), *memory_tables(seed)])
 
 
-def render_report(table: SupportTable, matrix: Matrix, refused: Sequence[EvidenceError] = ()) -> str:
-    """reports/report.md: every run, what failed and why, with the command to paste."""
+def render_report(table: SupportTable, matrix: Matrix, refused: Sequence[EvidenceError] = (), trends: Sequence[str] = ()) -> str:
+    """reports/report.md: every run, what failed and why, with the command to paste; `trends`: pictures beside it."""
     page = Page(table, matrix, "en")
     _, versions = witnessed(table.evidence, matrix)
     return _render(
@@ -60,6 +60,7 @@ def render_report(table: SupportTable, matrix: Matrix, refused: Sequence[Evidenc
         versions=versions,
         orphans=[f"{escape_markdown(piece.cell)}: {page.link(piece)}" for piece in table.orphans],
         refused=[escape_markdown(str(error)) for error in refused],
+        trends=trends,
     )
 
 

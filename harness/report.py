@@ -14,23 +14,25 @@ from harness.model import Cell, Evidence, Matrix, Ruling, Stage, Tier, Weights
 from harness.parity_store import load_all
 from harness.render import render_npu_support, render_report, render_support
 from harness.render_parity import render_parity
+from harness.report_trends import check_trends, trends_of, write_trends
 from harness.rules import proof_gap, required_stages, rule_for
 from harness.store import Store, read_regular, write_atomically
 from harness.support import SupportTable, support_table, worked_on
+from harness.trends import TrendPage
 
 _AGAIN = "Write it anew with `python -m harness report`, or restore what was changed."
 _SHOWN_DIFFERENCES = 20
 
 
 def write_report(root: Path, matrix: Matrix, store: Store, as_of: date | None = None) -> tuple[Path, ...]:
-    """Write support, npu-support and kernel-parity (each .md and .zh.md) and report.md below `root`/reports; their paths.
+    """Write support, npu-support and kernel-parity (each .md and .zh.md), report.md and trends below `root`/reports; their paths.
 
     `as_of` is the day on which ages are measured (default: the newest evidence's). Evidence that is refused is named in report.md and
     counts for nothing. Raises EvidenceError for a rehearsal's store, HostError if the disk refuses.
     """
-    pages, _ = _pages(matrix, store, as_of)
+    pages, trends, _ = _pages(matrix, store, as_of)
     parity, _ = _parity_pages(store.root)
-    return _written(root, {**pages, **parity})
+    return (*_written(root, {**pages, **parity}), *write_trends(root / "reports", trends))
 
 
 def write_parity(root: Path) -> tuple[Path, ...]:
@@ -52,12 +54,12 @@ def check_report(root: Path, matrix: Matrix, store: Store, as_of: date | None = 
 
     Evidence that is refused is a difference, and so is whatever lies among the evidence and is none.
     """
-    pages, refused = _pages(matrix, store, as_of)
+    pages, trends, refused = _pages(matrix, store, as_of)
     parity, parity_refused = _parity_pages(store.root)
     differences = [str(error) for error in (*refused, *store.strays(), *parity_refused)]
     for name, text in {**pages, **parity}.items():
         differences += _differences(root / "reports" / name, f"reports/{name}", text)
-    return tuple(differences)
+    return (*differences, *check_trends(root / "reports", trends))
 
 
 def current_table(matrix: Matrix, store: Store, as_of: date | None = None) -> tuple[SupportTable, tuple[EvidenceError, ...]]:
@@ -98,16 +100,18 @@ def _gap(cell: Cell, piece: Evidence) -> str:
     return proof_gap(cell, piece.stage, hardware=worked_on(piece), weights=piece.weights)
 
 
-def _pages(matrix: Matrix, store: Store, as_of: date | None) -> tuple[dict[str, str], tuple[EvidenceError, ...]]:
+def _pages(matrix: Matrix, store: Store, as_of: date | None) -> tuple[dict[str, str], tuple[TrendPage, ...], tuple[EvidenceError, ...]]:
     table, refused = current_table(matrix, store, as_of)
+    trends, damaged = trends_of(table.evidence, store.root)
+    refused += damaged
     pages = {
         "support.md": render_support(table, matrix, "en"),
         "support.zh.md": render_support(table, matrix, "zh"),
         "npu-support.md": render_npu_support(table, matrix, "en"),
         "npu-support.zh.md": render_npu_support(table, matrix, "zh"),
-        "report.md": render_report(table, matrix, refused),
+        "report.md": render_report(table, matrix, refused, [page.name for page in trends]),
     }
-    return pages, refused
+    return pages, trends, refused
 
 
 def _parity_pages(root: Path) -> tuple[dict[str, str], tuple[EvidenceError, ...]]:

@@ -17,7 +17,7 @@ ROOMS = {
         "tensors", "vocabulary", "witness_log", "npu_smi*",
         "topology",
         "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates", "progress",
-        "needs", "explain", "retries", "benchmark_model", "benchmark_verdict", "benchmark_repeat", "benchmark_codec", "benchmark_table", "diff", "export_columns", "export_lines", "export_numbers", "export_rows", "frames_tables", "run_words", "hang_phase", "log_lines", "sieve", "signs",
+        "needs", "explain", "retries", "benchmark_model", "benchmark_verdict", "benchmark_repeat", "benchmark_codec", "benchmark_table", "diff", "trends", "trends_draw", "export_columns", "export_lines", "export_numbers", "export_rows", "frames_tables", "run_words", "hang_phase", "log_lines", "sieve", "signs",
         "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
         "docs_shell*", "docs_calls",
         "docs_run_units", "docs_run_reasons", "docs_run_edits", "docs_run_plan", "docs_run_said",
@@ -35,8 +35,8 @@ ROOMS = {
         "docs_check_installed", "docs_check_tree",
         "docs_run_fence", "docs_run_host", "docs_run_shell", "docs_run_proof",
     ),
-    3: ("docs_run", "benchmarking", "benchmark_session", "export_tables", "bench", "proving", "goldens", "flow", "pool", "yard", "report", "session", "preflight"),
-    4: ("pytest_plugin", "door_progress", "door_kernels", "__main__", "door_machine", "door_doctor", "door_explain", "door_benchmark", "door_diff", "door_export", "door_docs", "door_docs_update", "door_docs_run"),
+    3: ("docs_run", "benchmarking", "benchmark_session", "export_tables", "report_trends", "bench", "proving", "goldens", "flow", "pool", "yard", "report", "session", "preflight"),
+    4: ("pytest_plugin", "door_progress", "door_kernels", "__main__", "door_machine", "door_doctor", "door_explain", "door_benchmark", "door_diff", "door_export", "door_trends", "door_docs", "door_docs_update", "door_docs_run"),
 }  # fmt: skip
 # What the harness's own process may ask of the simulated NPU: to build it, and how a child finds it.
 SIM_DOORS = {"harness.sim.build", "harness.sim.environment"}
