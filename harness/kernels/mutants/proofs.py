@@ -29,7 +29,36 @@ class Curated:
     after: str
 
 
-PROOFS: tuple[Proof, ...] = ()
+PROOFS: tuple[Proof, ...] = (
+    Proof(
+        "swift.sequence_parallel.zigzag_ring_attn_npu",
+        "zigzag_ring_attn_npu._reshape_npu_lse:copy-removed:4",
+        "lse.contiguous()",
+        "lse",
+        "contiguous() changes where values lie, not what they are, and whoever reads them goes by strides",
+    ),
+    Proof(
+        _MODEL,
+        "model._qwen3_moe_forward_transformers_457:argument-dropped:7",
+        "torch.sort(flatten_indices.float(), stable=True)",
+        "torch.sort(flatten_indices.float())",
+        "the order of one expert's tokens is free: the same indices permute the tokens and put the results back",
+    ),
+    Proof(
+        "swift.model.npu_patch.vllm_ascend",
+        "vllm_ascend.patch_vllm_ascend_runtime:flag-turned:1",
+        "False",
+        "True",
+        "nothing in the function reads colocate",
+    ),
+    Proof(
+        "swift.model.npu_patch.megatron_checkpoint",
+        "megatron_checkpoint._restore_mindspeed_optimizer_step_tensors:constant-changed:2",
+        "1",
+        "2",
+        "the count is asked only whether it is 0, and told in a warning",
+    ),
+)
 CURATED: tuple[Curated, ...] = (
     Curated(
         "curated.up_before_gate",
