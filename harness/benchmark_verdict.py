@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from harness.benchmark_model import HIGHER_IS_BETTER, MEMORY, REGRESSIONS, Label, Quantity
+from harness.errors import HarnessError
 
 TEST = "two-sided exact Mann-Whitney U test of the runs' values"
 SIGNIFICANCE = 0.05
@@ -55,7 +55,7 @@ def tolerance(baseline: Sequence[float], candidate: Sequence[float], quantity: Q
 
 
 def compare_once(baseline: Sequence[float], candidate: Sequence[float], quantity: Quantity) -> Compared:
-    """One set of runs against the baseline's."""
+    """One set of runs against the baseline's. Raises HarnessError where scipy is missing."""
     if not baseline:
         return Compared(quantity, Label.NO_BASELINE, "no baseline of this cell, hardware and stack; `promote` makes one")
     fewest = min(len(baseline), len(candidate))
@@ -66,12 +66,20 @@ def compare_once(baseline: Sequence[float], candidate: Sequence[float], quantity
     effect = statistics.median(candidate) / statistics.median(baseline) - 1
     wide = max(spread(baseline), spread(candidate))
     least = tolerance(baseline, candidate, quantity)
-    p = float(stats.mannwhitneyu(baseline, candidate, alternative="two-sided", method="auto").pvalue)
+    p = _p_of(baseline, candidate)
     told = f"{effect:+.1%}, tolerance {least:.1%}, p {p:.2g} ({len(baseline)} and {len(candidate)} runs)"
     counts = abs(effect) > least and p < SIGNIFICANCE
     if wide > NOISY_SPREAD and not counts:
         return Compared(quantity, Label.NOISY, f"the runs spread by {wide:.0%}; {told}", effect, least, p)
     return Compared(quantity, _label(quantity, effect) if counts else Label.OK, told, effect, least, p)
+
+
+def _p_of(baseline: Sequence[float], candidate: Sequence[float]) -> float:
+    try:  # here, so that commands which compare nothing do without scipy
+        from scipy import stats
+    except ImportError as error:
+        raise HarnessError("scipy", f"is needed to compare benchmarks ({error}).", "pip install -e '.[benchmark]'") from error
+    return float(stats.mannwhitneyu(baseline, candidate, alternative="two-sided", method="auto").pvalue)
 
 
 def _label(quantity: Quantity, effect: float) -> Label:
