@@ -10,33 +10,38 @@ import pytest
 
 HARNESS = Path(__file__).resolve().parent.parent / "harness"
 ROOMS = {
-    0: ("model", "errors", "__init__"),
+    0: (
+        "model", "errors", "__init__",
+    ),
     1: (
         "matrix*", "rules", "select", "commands*", "contract", "metrics", "diagnose", "decisive", "symptom*", "causes", "compare",
-        "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found",
-        "tensors", "vocabulary", "witness_log", "npu_smi*",
-        "topology",
-        "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates", "progress",
-        "needs", "explain", "retries", "benchmark_model", "benchmark_verdict", "benchmark_repeat", "benchmark_codec", "benchmark_table", "diff", "trends", "trends_draw", "export_columns", "export_lines", "export_numbers", "export_rows", "frames_tables", "run_words", "hang_phase", "log_lines", "sieve", "signs",
-        "doctor", "doctor_facts", "doctor_checks_*", "doctor_command", "doctor_parse", "doctor_text",
-        "docs_shell*", "docs_calls",
-        "docs_run_units", "docs_run_reasons", "docs_run_edits", "docs_run_plan", "docs_run_said",
-        "docs_run_blocks", "docs_run_obstacles", "docs_run_select",
-        "parity", "parity_words",
-        "docs_page", "docs_page_table", "docs_rows*", "docs_update", "docs_update_*",
-        "docs_check", "docs_check_devices", "docs_check_facts", "docs_check_links", "docs_check_modules", "docs_check_names",
-        "docs_check_quotes", "docs_check_rows", "docs_check_versions*",
+        "proof_*", "judge", "support", "render*", "evidence*", "redact*", "found", "tensors", "vocabulary", "witness_log", "npu_smi*",
+        "topology", "npu_patches", "packed_experts", "consistency", "cell_facts", "mark_words", "plain_pickle", "packing", "estimates",
+        "progress", "needs", "explain", "retries", "benchmark_model", "benchmark_verdict", "benchmark_repeat", "benchmark_codec",
+        "benchmark_table", "diff", "trends", "trends_draw", "export_columns", "export_lines", "export_numbers", "export_rows",
+        "frames_tables", "run_words", "hang_phase", "log_lines", "sieve", "signs", "doctor", "doctor_facts", "doctor_checks_*",
+        "doctor_command", "doctor_parse", "doctor_text", "docs_shell*", "docs_calls", "docs_run_units", "docs_run_reasons",
+        "docs_run_edits", "docs_run_plan", "docs_run_said", "docs_run_blocks", "docs_run_obstacles", "docs_run_select", "parity",
+        "parity_words", "docs_page", "docs_page_table", "docs_rows*", "docs_update", "docs_update_*", "docs_check",
+        "docs_check_devices", "docs_check_facts", "docs_check_links", "docs_check_modules", "docs_check_names", "docs_check_quotes",
+        "docs_check_rows", "docs_check_versions*",
     ),
     2: (
-        "machine", "launch", "supervised", "logs", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*", "artifacts",
-        "megatron_parsers", "docs_commands", "docs_commands_names",
-        "model_folder", "swift_parsers", "host", "warm*", "inputs", "interrupts", "leases", "lock_files", "ports", "cores", "npu_probe", "benchmark_client", "benchmark_store", "diff_runs", "export_store", "frames",
-        "host_npus", "doctor_host", "doctor_packages", "doctor_model", "mapped", "torch_saved", "sharded", "parity_store",
-        "docs_check_installed", "docs_check_tree",
-        "docs_run_fence", "docs_run_host", "docs_run_shell", "docs_run_proof",
+        "machine", "launch", "supervised", "logs", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*",
+        "artifacts", "megatron_parsers", "docs_commands", "docs_commands_names", "model_folder", "swift_parsers", "host", "warm*",
+        "inputs", "interrupts", "leases", "lock_files", "ports", "cores", "npu_probe", "benchmark_client", "benchmark_store",
+        "diff_runs", "export_store", "frames", "host_npus", "doctor_host", "doctor_packages", "doctor_model", "mapped", "torch_saved",
+        "sharded", "parity_store", "docs_check_installed", "docs_check_tree", "docs_run_fence", "docs_run_host", "docs_run_shell",
+        "docs_run_proof",
     ),
-    3: ("docs_run", "benchmarking", "benchmark_session", "export_tables", "report_trends", "bench", "proving", "goldens", "flow", "pool", "yard", "report", "session", "preflight"),
-    4: ("pytest_plugin", "door_progress", "door_kernels", "__main__", "door_machine", "door_doctor", "door_explain", "door_benchmark", "door_diff", "door_export", "door_trends", "door_docs", "door_docs_update", "door_docs_run"),
+    3: (
+        "docs_run", "benchmarking", "benchmark_session", "export_tables", "report_trends", "bench", "proving", "goldens", "flow",
+        "pool", "yard", "report", "session", "preflight",
+    ),
+    4: (
+        "pytest_plugin", "door_progress", "door_kernels", "__main__", "door_machine", "door_doctor", "door_explain", "door_benchmark",
+        "door_diff", "door_export", "door_trends", "door_docs", "door_docs_update", "door_docs_run",
+    ),
 }  # fmt: skip
 # What the harness's own process may ask of the simulated NPU: to build it, and how a child finds it.
 SIM_DOORS = {"harness.sim.build", "harness.sim.environment"}
