@@ -144,7 +144,7 @@ def _chunked() -> Kernel:
         _example(lengths=[3, 64, 70], H=2, initial=True, final=True, normalised=False, scale=0.5, gate="strong", chunk=64),
         _example(130, B=2, v_first=True, initial=True, final=True, gate_inside="a+bias", small=True, chunk=64),
         _example(40, share=2, sigmoid=2.0, gate_inside="a", chunk=16),
-        _example(lengths=[1, 33, 40], share=3, sigmoid=1.0, initial=True, chunk=32),
+        _example(lengths=[1, 33, 40], share=3, sigmoid=1.0, gate_inside="a+bias", initial=True, chunk=32),
         _example(70, K=96, V=80, final=True, chunk=64),
         _example(66, K=256, V=72, initial=True, final=True, chunk=64),
         _example(66, K=200, V=40, v_first=True, initial=True, final=True, chunk=64),

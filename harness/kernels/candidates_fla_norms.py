@@ -51,7 +51,7 @@ def kernels() -> tuple[Kernel, ...]:
 
 
 def _case(T: int, D: int, **given: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = dict.fromkeys(("weight", "bias", "residual", "prenorm", "small"), False)
+    plain: dict[str, Any] = dict.fromkeys(("weight", "bias", "residual", "prenorm", "small", "module"), False)
     return {"T": T, "D": D, "eps": 1e-5, "cores": 1, "edge": "none", **plain, **given}
 
 
@@ -189,7 +189,9 @@ def _norm(name: str) -> Kernel:
 
 def _gated(name: str) -> Kernel:
     examples = [
-        _case(17, 40, **_ALL, small=True, cores=3, eps=1e-2, activation="swish"),
+        _case(17, 40, **_ALL, small=True, cores=3, eps=1e-2, activation="swish", module=name.startswith("layer")),
+        _case(5, 24, weight=True, residual=True, prenorm=True, small=True, eps=1e-3, activation="sigmoid", module=True),
+        _case(4, 24, activation="silu", small=True, module=True),
         _case(5, 520, **_ALL, cores=3, activation="sigmoid"),
         _case(33, 128, weight=True, cores=20, activation="sigmoid"),
         _case(20, 520, bias=True, small=True, eps=1e-6, activation="silu"),
@@ -207,7 +209,10 @@ def _gated(name: str) -> Kernel:
         x, _cores[0] = parts.there(inputs), params["cores"]
         layer = _linear(x) or [params["activation"]]  # fused with a linear layer, the gate is a swish
         given = (x["x"], x["gate"], x.get("weight"), x.get("bias"), *layer, x.get("residual"))
-        found = parts.fla("modules.fused_norm_gate", name)(*given, eps=params["eps"], prenorm=params["prenorm"])
+        if params["module"] and not _linear(x):
+            found = _as_module(name, x, params)
+        else:
+            found = parts.fla("modules.fused_norm_gate", name)(*given, eps=params["eps"], prenorm=params["prenorm"])
         return _told(_pair(found, params), params)
 
     def golden(inputs: Named, params: Params) -> Named:
@@ -218,8 +223,19 @@ def _gated(name: str) -> Kernel:
         return _told(_pair((_through(gated(y, x["gate"], activation), x), total), params), params)
 
     inputs = _with_linear(inputs_of) if name.endswith("linear") else inputs_of
-    drawn = {**_SHARED, "activation": st.sampled_from(["swish", "silu", "sigmoid"])}
+    drawn = {**_SHARED, "activation": st.sampled_from(["swish", "silu", "sigmoid"]), "module": st.just(False)}
     return _kernel(name, f"fla.modules.fused_norm_gate.{name}", drawn, examples, inputs, candidate, golden)
+
+
+def _as_module(name: str, x: Named, params: Params) -> Any:
+    """As models hold it: transformers' Qwen3-Next takes FusedRMSNormGated where fla is installed. The RMS norm's module has no bias."""
+    options = {"elementwise_affine": params["weight"], "eps": params["eps"], "activation": params["activation"]}
+    if name.startswith("layer"):
+        options["bias"] = params["bias"] and params["weight"]
+    kind = "FusedLayerNormGated" if name.startswith("layer") else "FusedRMSNormGated"
+    module = parts.fla("modules", kind)(params["D"], **options).to(x["x"].device)
+    weights: Named = {key: x[key] for key in ("weight", "bias") if key in x and dict(module.named_parameters()).get(key) is not None}
+    return torch.func.functional_call(module, weights, (x["x"], x["gate"]), {"residual": x.get("residual"), "prenorm": params["prenorm"]})
 
 
 def _kernel(

@@ -95,7 +95,7 @@ def _examples(offer: Offer) -> tuple[dict[str, Any], ...]:
     if not offer.v_first:
         return offer.step.examples
     turned = tuple({**params, "v_first": at % 4 == 3} for at, params in enumerate(offer.step.examples))
-    return turned + tuple({**params, "v_first": True} for params in offer.step.examples if params["K"] > 192)
+    return turned + tuple({**params, "v_first": True} for params in offer.step.examples if params["K"] > 64)
 
 
 def cumsum(kernel: Any, x: Named, params: Params, options: dict[str, Any]) -> Named:

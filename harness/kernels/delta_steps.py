@@ -227,7 +227,7 @@ def _o(inputs: Named, params: Params, unit: float) -> Named:
 
 def _local_inputs(params: Params, generator: torch.Generator, unit: float) -> Named:
     given = _dhu_inputs({**params, "initial": False}, generator, unit)
-    return {name: value for name, value in given.items() if name in ("q", "k", "do", "g")}
+    return {name: value for name, value in given.items() if name in ("q", "k", "do", "g", "gamma")}
 
 
 def _local(inputs: Named, params: Params, unit: float) -> Named:
@@ -277,7 +277,12 @@ def _sized(examples: tuple[dict[str, Any], ...], *sizes: int) -> tuple[dict[str,
     return _more("size", sizes or (forward.CHUNK,), examples)
 
 
-_WIDE = (case(66, K=256, V=40, share=2), case(66, K=200, V=40, gate="none"))
+# States are kept in blocks of 64 rows: one row more takes one more block.
+_WIDE = (
+    case(66, K=256, V=40, share=2),
+    case(66, K=200, V=40, gate="none"),
+    *(case(17, K=wide, V=8) for wide in (65, 129, 193)),
+)
 _VECTOR = (case(70, K=40, gate="vector"), case(lengths=[3, 66], K=256, V=16, gate="vector"), case(66, K=72, gate="vector", share=2))
 _GAMMA = (case(70, share=2, gate="gamma"), case(lengths=[3, 66], K=40, H=2, gate="gamma"))
 _SCALED = {"scale": st.sampled_from([None, 0.5, 1.0])}
