@@ -90,7 +90,7 @@ def _routed(kernel: Kernel, route: Route) -> Kernel:
     )
 
 
-_ASCEND = Library("fla_ascend", parts.fla, math.log(2), _missing, counted=_launched, adapted=_adapted, tries=3)
+_ASCEND = Library("fla_ascend", parts.fla, math.log(2), _missing, counted=_launched, adapted=_adapted, tries=3, quick_examples=1)
 _OFFERS = (
     Offer(steps.CUMSUM, f"{_UTILS}.cumsum", (), offers.cumsum, name="chunk_local_cumsum_npu"),
     Offer(steps.KKT, f"{_COMMON}.chunk_scaled_dot_kkt", (), offers.kkt, name="chunk_scaled_dot_kkt_fwd_npu"),

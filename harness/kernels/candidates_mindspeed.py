@@ -62,7 +62,7 @@ def _adapted(params: Params) -> dict[str, Any]:
     return kept | {"gate": "strong" if params["gate"] == "strong" else "mild"}
 
 
-_MINDSPEED = Library("mindspeed", _located, 1.0, missing, ("fp32", "bf16"), launched, _adapted, tries=4)
+_MINDSPEED = Library("mindspeed", _located, 1.0, missing, ("fp32", "bf16"), launched, _adapted, tries=4, quick_examples=1)
 _OFFERS = (
     Offer(steps.CUMSUM, "cumsum", ("chunk_local_cumsum_scalar_kernel",), offers.cumsum),
     Offer(steps.KKT, "chunk_scaled_dot_kkt", ("chunk_scaled_dot_kkt_fwd_kernel",), offers.kkt),

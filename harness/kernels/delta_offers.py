@@ -36,6 +36,7 @@ class Library:
     counted: Callable[[], AbstractContextManager[Counter[str]]] = parts.launched
     adapted: Callable[[Params], dict[str, Any]] = dict
     tries: int = 8
+    quick_examples: int = 2
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def kernel_of(library: Library, offer: Offer) -> Kernel:
         must_run=offer.must_run,
         keep=KEEP,
         output_limits=_LIMITS,
-        quick_examples=3,
+        quick_examples=library.quick_examples,
         half_examples=4,
         tries=library.tries,
         quick_tries=0,
