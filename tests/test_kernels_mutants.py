@@ -204,6 +204,24 @@ def test_faults_are_caught_survive_or_are_equivalent_each_with_its_reason(
     assert told(list(fates.values()))[-1] == "7 mutants of 1 kinds: 3 of 5 caught (60.0%), 2 equivalent"
 
 
+def test_a_mutant_that_could_not_be_planted_is_no_mutant_caught(target: Path, tmp_path: Path) -> None:
+    importlib.import_module("mutant_target.norms")
+    mutant = mutant_by_text("late", "mutant_target.norms", "curated", "x * scale * w", "x * scale")
+    with pytest.raises(HostError, match="late could not be planted"):
+        outcomes([mutant], target, tmp_path)
+
+
+def test_what_imports_the_code_under_test_is_not_imported_beforehand(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (target.parent / "aside.py").touch()
+    (target.parent / "through.py").write_text("from mutant_target.direct import *", encoding="utf-8")
+    (target.parent / "direct.py").write_text("import under_test", encoding="utf-8")
+    (target.parent.parent / "under_test.py").touch()
+    monkeypatch.setattr(hunting, "FAMILIES", ("under_test",))
+    names = ["mutant_target.direct", "mutant_target.aside", "mutant_target.through", "no_such_module"]
+    assert hunting._innocent(names) == ["mutant_target.aside", "no_such_module"]
+    assert "under_test" not in sys.modules
+
+
 def test_a_thousand_cases_are_different_inputs_and_a_kernel_that_dies_alike_is_the_same(target: Path) -> None:
     from harness.kernels.mutants.sameness import cases_for, compare, fingerprints
 

@@ -146,7 +146,9 @@ def hunt(mutants: Sequence[Mutant], ground: Ground, jobs: int, told: Callable[[F
     """The fate of each, told as it is known. fla's first: they need a process that has not imported fla, ms-swift's go quicker in one that
     has."""
     fates: list[Fate] = []
-    _warm(name for name in ground.loaded if name.partition(".")[0] not in FAMILIES)
+    _warm(_innocent([name for name in ground.loaded if not _is_under_test(name)]))
+    if early := [name for name in sys.modules if _is_under_test(name)]:
+        raise HostError("kernel mutants", f"{early[0]} was imported before any fault could be planted.", "Report this.")
     with tempfile.TemporaryDirectory(prefix="kernel-mutants-") as folder:
         for family in ("fla", "swift"):
             mine = [mutant for mutant in mutants if mutant.family == family]
@@ -168,6 +170,31 @@ def _require_green(names: set[str], ground: Ground, jobs: int) -> None:
             raise HostError("kernel mutants", f"{ended.task.name} is red without any fault: {said}", "Run pytest -m kernel_parity.")
 
 
+def _is_under_test(name: str) -> bool:
+    return name.partition(".")[0] in FAMILIES
+
+
+def _innocent(names: Sequence[str]) -> list[str]:
+    """Those whose import doesn't import what is under test; asked in a child, where what came along is taken out again each time."""
+
+    def ask(asked: Sequence[str]) -> list[str]:
+        found = []
+        for name in asked:
+            before = set(sys.modules)
+            _warm([name])
+            if any(_is_under_test(other) for other in sys.modules):
+                for other in set(sys.modules) - before:
+                    del sys.modules[other]
+            else:
+                found.append(name)
+        return found
+
+    (ended,) = forked([names], ask, 1, lambda task: _SURVEY_S)
+    if ended.result is None:
+        raise HostError("kernel mutants", f"finding what can be imported beforehand ended: {ended.died}.", "Report this.")
+    return ended.result
+
+
 def _warm(names: Iterable[str]) -> None:
     for name in names:
         with contextlib.suppress(Exception):  # one that can't be imported by its name will be imported by whoever needs it
@@ -186,7 +213,10 @@ def hunted(mutants: Sequence[Mutant], ground: Ground, jobs: int, folder: Path) -
         return min(_MOST_S, _LEAST_S + 8 * sum(ground.reaches[question.name].seconds for question in met[mutant.name]))
 
     def chase(mutant: Mutant) -> tuple[str, int, str] | None:
-        plant(mutant.module, mutant.source, folder)
+        try:
+            plant(mutant.module, mutant.source, folder)
+        except HostError as error:
+            return "", 0, str(error)
         for question in met[mutant.name]:
             said, cases = answer(question, quick=False)
             if said:
@@ -194,6 +224,8 @@ def hunted(mutants: Sequence[Mutant], ground: Ground, jobs: int, folder: Path) -
         return None
 
     for ended in forked(asked, chase, jobs, deadline_s):
+        if ended.result is not None and not ended.result[0]:
+            raise HostError("kernel mutants", f"{ended.task.name} could not be planted: {ended.result[2]}", "Nothing is learned from it.")
         if ended.died:
             yield Fate(ended.task, Outcome.KILLED, met[ended.task.name][0].name, 1, ended.died, ended.seconds)
         elif ended.result is not None:
