@@ -164,11 +164,15 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, default=None, help="keep the honest runs' step times in this file")
     parser.add_argument("--out", type=Path, default=None, help="keep the output in this file")
     args = parser.parse_args()
-    kept: list[str] = []
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text("", encoding="utf-8")
 
     def say(line: str) -> None:
         print(line, flush=True)
-        kept.append(line)
+        if args.out:  # as it comes: an interrupted session keeps what it found
+            with open(args.out, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
 
     ours = Session.open(HostRequest(root=Path.cwd(), hardware=args.hardware, launcher="warm"))
     ours.choose_host()
@@ -197,9 +201,6 @@ def main() -> int:
     say(f"{len(trials.traces)} honest runs spread by {noise:.1%}; repeats to find {LITTLE_SLOWER:.0%} more: {needed}")
     if args.traces:
         args.traces.write_text(json.dumps([[round(s, 6) for s in trace] for trace in trials.traces]) + "\n", encoding="utf-8")
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text("\n".join(kept) + "\n", encoding="utf-8")
     good = caught >= args.trials * 0.95 and blamed <= args.trials * 0.05 and memory
     say("as it should be" if good else "NOT as it should be")
     return 0 if good else 1
