@@ -28,7 +28,7 @@ def wait_until_ready(port: int, *, until: float, alive: Callable[[], bool]) -> s
                 if found.status_code == 200:
                     return str(found.json()["data"][0]["id"])
             except (httpx.HTTPError, ValueError, LookupError, TypeError):
-                pass
+                pass  # not listening yet, or not yet with a model: asked again until it is, or the time is up
             time.sleep(_POLL_S)
     raise NoAnswer("the server ended before it was ready" if not alive() else "the server wasn't ready in time")
 

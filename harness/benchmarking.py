@@ -116,10 +116,10 @@ class Benchmarks:
         for key in self._keys[str(question)]:
             measurement = self._sets[0][key]
             baseline = self.store.baseline_for(measurement)
-            held = baseline.measurement if baseline else None
-            compared = tuple(
-                compare_once(held.values(q) if held else (), measurement.values(q), q) for q in DECISIVE if measurement.values(q)
-            )
+            held = baseline.measurement if baseline else replace(measurement, repeats=())
+            # What the baseline has and nobody witnesses any more is no data, and not left out in silence.
+            asked = (q for q in DECISIVE if measurement.values(q) or held.values(q))
+            compared = tuple(compare_once(held.values(q), measurement.values(q), q) for q in asked)
             found.append((measurement, compared))
         return found
 

@@ -13,7 +13,7 @@ import pytest
 
 from harness.benchmark_codec import Baseline, key_of
 from harness.benchmark_model import REGRESSIONS, Label, Measurement, Question
-from harness.benchmark_session import BenchmarkSession, answered_by, once_each
+from harness.benchmark_session import BenchmarkSession, answered_by, once_each, runnable
 from harness.benchmark_store import BenchmarkStore
 from harness.benchmark_table import aligned, amount, rows_of, unit_of
 from harness.benchmark_verdict import LEAST_REPEATS, compare_once, spread
@@ -38,7 +38,8 @@ class BenchmarkDoor:
         self._running: BenchmarkSession | None = None
 
     def select(self, questions: Sequence[Question]) -> None:
-        self._selected = list(questions)
+        """What items will ask. Nothing is measured, or waited for, that can't run here."""
+        self._selected = [question for question in questions if not runnable(self.ours, question)]
 
     def answer(self, question: Question) -> Answer:
         """Raises HarnessError where the first call can't start anything."""
@@ -62,6 +63,8 @@ class BenchmarkDoor:
         self.ours.stop.set()
         if self._running is not None:
             self._running.close()
+        elif session.exitstatus == pytest.ExitCode.OK and all(hasattr(item, "question") for item in session.items):
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED  # nothing of what was selected could be measured here
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._running is None:

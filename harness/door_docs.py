@@ -19,6 +19,7 @@ from harness.docs_check_facts import Finding
 from harness.docs_check_installed import Installed
 from harness.docs_check_tree import DocsTree
 from harness.docs_commands import check_commands
+from harness.docs_files import page_bytes
 from harness.docs_page import Page
 from harness.door_docs_run import add_run
 from harness.door_docs_update import add_update
@@ -26,9 +27,6 @@ from harness.errors import HarnessError, HostError
 from harness.model import Matrix
 from harness.report import current_table
 from harness.session import open_store
-
-# Real pages have 50 kB.
-_LARGEST_BYTES = 16 * 2**20
 
 
 def add_docs(commands: Any) -> None:
@@ -65,7 +63,7 @@ def run_check(args: argparse.Namespace, matrix: Matrix) -> int:
     errors: list[HarnessError] = []
     for path in dict.fromkeys(args.file):
         try:
-            page = page_of(_bytes(path), str(path))
+            page = page_of(page_bytes(path), str(path))
         except HarnessError as error:
             errors.append(error)
             continue
@@ -102,18 +100,3 @@ def _folder(path: Path | None, holds: str, what: str) -> Path | None:
     if path is not None and not (path / holds).is_dir():
         raise HarnessError(str(path), f"is not {what}." + (f" It has no folder {holds}." if path.is_dir() else ""), "Name another folder.")
     return path
-
-
-def _bytes(path: Path) -> bytes:
-    """Raises HarnessError where there is no file, or none that can be read as a page."""
-    next_step = "Name a page of Markdown, a text or a shell script."
-    try:
-        if not path.is_file():
-            raise HarnessError(
-                str(path), "is a folder." if path.is_dir() else "is no file." if path.exists() else "does not exist.", next_step
-            )
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise HarnessError(str(path), f"has more than {_LARGEST_BYTES} bytes.", next_step)
-        return path.read_bytes()
-    except OSError as error:
-        raise HarnessError(str(path), f"can't be read: {error.strerror}.", next_step) from error

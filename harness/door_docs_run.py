@@ -23,7 +23,7 @@ from typing import Any
 
 from harness.artifacts import read_inputs
 from harness.docs_check import page_of
-from harness.docs_page import Page
+from harness.docs_files import page_bytes
 from harness.docs_run import BlockResult, Result, UnitResult, run_page, succeeded
 from harness.docs_run_host import Scratch, page_host, search_path_of
 from harness.docs_run_plan import Block, Fate, Kind, PagePlan, plan_page
@@ -71,7 +71,7 @@ def run_docs(args: argparse.Namespace) -> int:
         raise HarnessError("docs run", "the commands of a page are run with tiny models only.", "Add --tiny.")
     if not (math.isfinite(args.timeout_s) and args.timeout_s > 0):
         raise HarnessError(f"--timeout-s {args.timeout_s}", "a time is a finite number of seconds above 0.", "Give 600 or so.")
-    page = _read(args.file)
+    page = page_of(page_bytes(args.file), args.file.name)
     choice = choose_hardware(args.hardware)
     own = args.root.absolute() / ".harness"
     sweep(own / "runs")
@@ -108,13 +108,6 @@ def run_docs(args: argparse.Namespace) -> int:
             print(f"kept: {os.path.relpath(kept, Path.cwd())} (logs/line-N.log is what the command at line N printed)")
         print(choice.last_line)
     return code
-
-
-def _read(file: Path) -> Page:
-    try:
-        return page_of(file.read_bytes(), file.name)
-    except OSError as fault:
-        raise HarnessError(str(file), f"can't be read: {fault.strerror}.", "Give a page of Markdown, or a shell script.") from None
 
 
 def _run(

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.docs_files import page_bytes
 from harness.docs_update import Change, Update, update_page
 from harness.errors import EvidenceError, HarnessError, HostError
 from harness.matrix_quarantine import refuse_dates
@@ -22,9 +23,6 @@ from harness.model import Matrix
 from harness.report import current_table
 from harness.session import open_store, parse_day
 from harness.store import utc_now, write_atomically
-
-# The largest page known has 60 kB.
-_LARGEST_BYTES = 16 * 2**20
 
 
 def add_update(commands: Any) -> argparse.ArgumentParser:
@@ -66,14 +64,7 @@ def run_update(args: argparse.Namespace, matrix: Matrix) -> int:
 def _page(path: Path) -> str:
     """The page as it stands, byte order mark and line ends included. Raises HarnessError."""
     try:
-        if not path.is_file():
-            kind = "is no file" if path.exists() else "does not exist"
-            raise HarnessError(str(path), f"{kind}.", "Name a page of Markdown.")
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise HarnessError(str(path), f"has more than {_LARGEST_BYTES} bytes.", "Name a page of Markdown.")
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise HarnessError(str(path), f"can't be read ({error.strerror}).", "Name a page of Markdown.") from error
+        return page_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise HarnessError(str(path), f"is no UTF-8 text (byte {error.start}).", "Save it as UTF-8.") from error
 

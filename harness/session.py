@@ -238,10 +238,6 @@ class Session:
         finally:
             self.watch(None)
 
-    def tell(self, line: str) -> None:
-        """Another line for the end of the run."""
-        self._notes.append(line)
-
     def is_selected(self, item: Wanted, stage: str) -> bool:
         """Whether an item of this run tells of `stage` of the same cell."""
         return (self._key(item.cell), Stage(stage)) in self._selected

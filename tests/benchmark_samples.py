@@ -9,12 +9,12 @@ from harness.benchmark_model import Measurement, Quantity, Repeat
 from harness.model import Hardware, Run, Weights, Witness
 
 
-def repeat(step_s: float, memory_mib: float = 512.0, *, nonce: str = "n") -> Repeat:
-    values = {Quantity.STEP_S: step_s, Quantity.PEAK_ALLOCATED_MIB: memory_mib}
+def repeat(step_s: float, memory_mib: float | None = 512.0, *, nonce: str = "n") -> Repeat:
+    values = {Quantity.STEP_S: step_s} | ({} if memory_mib is None else {Quantity.PEAK_ALLOCATED_MIB: memory_mib})
     return Repeat(values, (step_s * 3, step_s, step_s), 1, "2026-11-30T00:00:00+00:00", nonce)
 
 
-def measurement(*step_s: float, memory_mib: float = 512.0, cell: str = "a-cell", **changes: Any) -> Measurement:
+def measurement(*step_s: float, memory_mib: float | None = 512.0, cell: str = "a-cell", **changes: Any) -> Measurement:
     facts: dict[str, Any] = {
         "cell": cell,
         "kind": "train",

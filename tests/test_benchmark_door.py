@@ -69,6 +69,17 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(measuring: Place, w
     assert code == 4 and says in output, output
 
 
+def test_what_cant_run_here_is_skipped_and_neither_measured_nor_waited_for(measuring: Place) -> None:
+    there = (measuring.root / "matrix.yaml").read_text(encoding="utf-8").replace("tuners: [lora]", "tuners: [lora, qlora]")
+    (measuring.root / "matrix.yaml").write_text(there, encoding="utf-8")
+    install(measuring.programs)
+    code, output = measuring.door(*CPU, "-k", "qwen3_0_6b", "--repeats", "1", "-rs")
+    assert code == 0 and "2 skipped" in output, output
+    assert "benchmark 1 of 1: sft-qwen3_0_6b-lora-single train" in output and "benchmark 1 of 1: sft-qwen3_0_6b-qlora" not in output, output
+    code, output = measuring.door(*CPU, "-k", "qlora", "--repeats", "1")
+    assert code == 5 and "2 skipped" in output, output
+
+
 def test_nothing_selected_is_exit_status_five(measuring: Place) -> None:
     code, output = measuring.door(*CPU, "-k", "nothing")
     assert code == 5, output

@@ -31,7 +31,7 @@ def question(name: str) -> Question:
 class Place:
     """Benchmarks whose runs take as long as `times` says, run after run."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, list[Any]], repeats: int = 4) -> None:
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, list[Any]], repeats: int = 4, **facts: Any) -> None:
         self.store, self.ran = BenchmarkStore(root), []
         self.stop = threading.Event()
 
@@ -44,7 +44,7 @@ class Place:
             taken = times[asked.cell.id].pop(0)
             if isinstance(taken, Exception):
                 raise taken
-            return (measurement(taken, cell=asked.cell.id),)
+            return (measurement(taken, cell=asked.cell.id, **facts),)
 
         monkeypatch.setattr(benchmarking, "measure_once", once)
         self.benchmarks = Benchmarks(
@@ -100,6 +100,13 @@ def test_a_run_that_proves_nothing_fails_its_cell_and_no_other(tmp_path: Path, m
     assert (outcome, why) == ("failed", "a train: the <redacted> crashed")
     assert outcome_of(place.benchmarks.answer(question("b")))[0] == "passed"
     assert len(next(m for m in place.store.measurements(place.benchmarks.run) if m.cell == "a").repeats) == 1, "what was measured is kept"
+
+
+def test_a_quantity_that_nobody_witnesses_any_more_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path, monkeypatch, {"a": list(BASE)}, memory_mib=None)
+    place.baseline("a", *BASE)
+    outcome, why = outcome_of(place.benchmarks.answer(question("a")))
+    assert outcome == "skipped" and "peak_allocated_mib: insufficient data" in why
 
 
 def test_an_ended_run_measures_nothing_more_and_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ ROOMS = {
     ),
     2: (
         "machine", "launch", "supervised", "logs", "processes", "guardian", "stacks", "server", "aftermath", "store", "tiny*",
-        "artifacts", "megatron_parsers", "docs_commands", "docs_commands_names", "model_folder", "swift_parsers", "host", "warm*",
-        "inputs", "interrupts", "leases", "lock_files", "ports", "cores", "npu_probe", "benchmark_client", "benchmark_store",
+        "artifacts", "megatron_parsers", "docs_commands", "docs_files", "docs_commands_names", "model_folder", "swift_parsers", "host",
+        "warm*", "inputs", "interrupts", "leases", "lock_files", "ports", "cores", "npu_probe", "benchmark_client", "benchmark_store",
         "diff_runs", "export_store", "frames", "host_npus", "doctor_host", "doctor_packages", "doctor_model", "mapped", "torch_saved",
         "sharded", "parity_store", "docs_check_installed", "docs_check_tree", "docs_run_fence", "docs_run_host", "docs_run_shell",
         "docs_run_proof",

@@ -153,16 +153,58 @@ def unpermute(operators: Operators) -> Kernel:
     )
 
 
+def _routing_inputs(params: Params, generator: torch.Generator) -> Given:
+    given = {"x": edged(normal(generator, params["rows"], params["width"]), params["edge"], generator)}
+    given["choices"] = _choices(generator, params).to(torch.int32)
+    if params["scaled"]:
+        given["scale"] = normal(generator, params["rows"])
+    return given
+
+
+def _routed(given: Given, params: Params) -> Given:
+    routed = golden.init_routing(
+        given["x"],
+        given["choices"],
+        given.get("scale"),
+        params["experts"],
+        (params["active"][0], params["active"][1]),
+        params["index_type"],
+        params["counts_type"],
+    )
+    found = {"rows": routed.rows, "places": routed.places, "counts": routed.counts}
+    return {**found, "scales": routed.scales} if routed.scales is not None else found
+
+
+@st.composite
+def _routings(draw: st.DrawFn) -> dict[str, Any]:
+    found = draw(st.fixed_dictionaries({**_ROUTES, "choices": st.integers(1, 4), "scaled": st.booleans()}))
+    first = draw(st.integers(0, found["experts"] - 1))
+    return {
+        **found,
+        "active": [first, draw(st.integers(first + 1, found["experts"]))],
+        "active_num": draw(st.sampled_from((-1, 0, "all"))),
+        "counts_type": draw(st.sampled_from((1, 2))),
+        "index_type": draw(st.sampled_from((0, 1))),
+        "edge": draw(st.sampled_from(ROW_EDGES)),
+        "lay": draw(st.sampled_from(LAYS)),
+    }
+
+
+_ROUTING = {
+    **_ROUTE,
+    "scaled": False,
+    "active": [0, 4],
+    "active_num": 0,
+    "counts_type": 1,
+    "index_type": 0,
+    "edge": "none",
+    "lay": "plain",
+}
+
+
 def init_routing(operators: Operators) -> Kernel:
     """Without quantisation. What the documentation leaves undefined is cut off before anything is compared."""
     name = "npu_moe_init_routing_v2"
-
-    def inputs(params: Params, generator: torch.Generator) -> Given:
-        given = {"x": edged(normal(generator, params["rows"], params["width"]), params["edge"], generator)}
-        given["choices"] = _choices(generator, params).to(torch.int32)
-        if params["scaled"]:
-            given["scale"] = normal(generator, params["rows"])
-        return given
 
     def candidate(given: Given, params: Params) -> Given:
         x, choices = operators.place(given["x"], params["lay"]), operators.place(given["choices"])
@@ -193,61 +235,24 @@ def init_routing(operators: Operators) -> Kernel:
         }
         return {**found, "scales": scales[: len(active)]} if params["scaled"] else found
 
-    def exact(given: Given, params: Params) -> Given:
-        routed = golden.init_routing(
-            given["x"],
-            given["choices"],
-            given.get("scale"),
-            params["experts"],
-            (params["active"][0], params["active"][1]),
-            params["index_type"],
-            params["counts_type"],
-        )
-        found = {"rows": routed.rows, "places": routed.places, "counts": routed.counts}
-        return {**found, "scales": routed.scales} if routed.scales is not None else found
-
-    @st.composite
-    def shapes(draw: st.DrawFn) -> dict[str, Any]:
-        found = draw(st.fixed_dictionaries({**_ROUTES, "choices": st.integers(1, 4), "scaled": st.booleans()}))
-        first = draw(st.integers(0, found["experts"] - 1))
-        return {
-            **found,
-            "active": [first, draw(st.integers(first + 1, found["experts"]))],
-            "active_num": draw(st.sampled_from((-1, 0, "all"))),
-            "counts_type": draw(st.sampled_from((1, 2))),
-            "index_type": draw(st.sampled_from((0, 1))),
-            "edge": draw(st.sampled_from(ROW_EDGES)),
-            "lay": draw(st.sampled_from(LAYS)),
-        }
-
-    plain = {
-        **_ROUTE,
-        "scaled": False,
-        "active": [0, 4],
-        "active_num": 0,
-        "counts_type": 1,
-        "index_type": 0,
-        "edge": "none",
-        "lay": "plain",
-    }
     experts = {"rows": 5, "choices": 8, "experts": 128, "distinct": True}
     return Kernel(
         name=name,
         kind=Kind.OPERATOR,
         what="rows of the active experts in order, where each slot went, and how many rows an expert has",
         dtypes=tuple(DTYPES),
-        params=shapes(),
+        params=_routings(),
         examples=(
-            {**plain, "rows": 1, "choices": 1},
-            {**plain, "scaled": True, "active": [1, 3], "index_type": 1},
-            {**plain, "active": [1, 3], "counts_type": 2, "active_num": -1},
-            {**plain, "skewed": True, "counts_type": 2, "active_num": "all"},
-            {**plain, "rows": 259, "choices": 3, "experts": 7, "active": [2, 7], "scaled": True},
-            *({**plain, **experts, "active": [64, 128], "width": shape.hidden} for shape in SPARSE),
+            {**_ROUTING, "rows": 1, "choices": 1},
+            {**_ROUTING, "scaled": True, "active": [1, 3], "index_type": 1},
+            {**_ROUTING, "active": [1, 3], "counts_type": 2, "active_num": -1},
+            {**_ROUTING, "skewed": True, "counts_type": 2, "active_num": "all"},
+            {**_ROUTING, "rows": 259, "choices": 3, "experts": 7, "active": [2, 7], "scaled": True},
+            *({**_ROUTING, **experts, "active": [64, 128], "width": shape.hidden} for shape in SPARSE),
         ),
-        inputs=inputs,
+        inputs=_routing_inputs,
         candidate=candidate,
-        golden=exact,
+        golden=_routed,
         counted=operators.counted,
         must_run=(name,),
         keep=frozenset({"scale"}),

@@ -28,13 +28,11 @@ def calls(device: str) -> Mapping[str, Call]:
     def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    def counts(*values: int) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(device)
+    return {**_dense(zeros), **_grouped(zeros, device), **_routing(zeros, device), **_loss(zeros), **_attention(zeros)}
 
-    rows = {"group_type": 0, "group_list_type": 1, "split_item": 2, "group_list": counts(2, 4)}
-    reduction = {"group_type": 2, "group_list_type": 1, "split_item": 3, "group_list": counts(2, 4)}
-    counted = {"expert_num": 4, "expert_tokens_num_flag": True}
-    found: dict[str, Call] = {
+
+def _dense(zeros: Callable[..., torch.Tensor]) -> Mapping[str, Call]:
+    return {
         "rms_norm": ("npu_rms_norm", [zeros(2, 3, 8), zeros(8)], {}),
         "rms_norm of float32": ("npu_rms_norm", [zeros(2, 8, dtype=torch.float32), zeros(8, dtype=torch.float32)], {}),
         "rms_norm over two dimensions": ("npu_rms_norm", [zeros(2, 3, 4, 8), zeros(4, 8)], {}),
@@ -46,6 +44,16 @@ def calls(device: str) -> Mapping[str, Call]:
         ),
         "swiglu": ("npu_swiglu", [zeros(2, 3, 8)], {"dim": -1}),
         "swiglu over the middle": ("npu_swiglu", [zeros(2, 6, 8)], {"dim": 1}),
+    }
+
+
+def _grouped(zeros: Callable[..., torch.Tensor], device: str) -> Mapping[str, Call]:
+    def counts(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(device)
+
+    rows = {"group_type": 0, "group_list_type": 1, "split_item": 2, "group_list": counts(2, 4)}
+    reduction = {"group_type": 2, "group_list_type": 1, "split_item": 3, "group_list": counts(2, 4)}
+    return {
         "grouped rows": ("npu_grouped_matmul", [[zeros(6, 8)], [zeros(2, 8, 3)]], rows),
         "grouped rows, list": ("npu_grouped_matmul", [[zeros(6, 8)], [zeros(8, 3), zeros(8, 3)]], rows),
         "grouped reduction": ("npu_grouped_matmul", [[zeros(6, 8).T], [zeros(6, 3)]], reduction),
@@ -80,18 +88,24 @@ def calls(device: str) -> Mapping[str, Call]:
             [[zeros(2, 3, 8), zeros(2, 4, 5)], [zeros(8, 3), zeros(5, 4)]],
             {"group_type": -1, "split_item": 0},
         ),
-        "permute": ("npu_moe_token_permute", [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32, device=device)], {}),
+    }
+
+
+def _routing(zeros: Callable[..., torch.Tensor], device: str) -> Mapping[str, Call]:
+    counted = {"expert_num": 4, "expert_tokens_num_flag": True}
+    found: dict[str, Call] = {
+        "permute": ("npu_moe_token_permute", [zeros(3, 8), zeros(3, 2, dtype=torch.int32)], {}),
         "permute, cut": (
             "npu_moe_token_permute",
-            [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int64, device=device)],
+            [zeros(3, 8), zeros(3, 2, dtype=torch.int64)],
             {"num_out_tokens": 4},
         ),
         "permute, all but two": (
             "npu_moe_token_permute",
-            [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32, device=device)],
+            [zeros(3, 8), zeros(3, 2, dtype=torch.int32)],
             {"num_out_tokens": -2},
         ),
-        "permute, one choice": ("npu_moe_token_permute", [zeros(3, 8), torch.zeros(3, dtype=torch.int32, device=device)], {}),
+        "permute, one choice": ("npu_moe_token_permute", [zeros(3, 8), zeros(3, dtype=torch.int32)], {}),
         "unpermute": (
             "npu_moe_token_unpermute",
             [zeros(6, 8), torch.arange(6, dtype=torch.int32).to(device)],
@@ -100,16 +114,20 @@ def calls(device: str) -> Mapping[str, Call]:
         "unpermute, no weights": ("npu_moe_token_unpermute", [zeros(6, 8), torch.arange(6, dtype=torch.int32).to(device)], {}),
     }
     for kind in (1, 2):
-        chosen = torch.zeros(3, 2, dtype=torch.int32, device=device)
+        chosen = zeros(3, 2, dtype=torch.int32)
         named = {**counted, "expert_tokens_num_type": kind, "active_expert_range": [1, 3]}
         found[f"init_routing, counts of type {kind}"] = ("npu_moe_init_routing_v2", [zeros(3, 8), chosen], named)
     scaled: dict[str, Any] = {**counted, "expert_tokens_num_type": 1, "active_expert_range": [0, 4], "row_idx_type": 1, "active_num": 6}
     scaled["scale"] = zeros(3, dtype=torch.float32)
-    found["init_routing, scaled"] = ("npu_moe_init_routing_v2", [zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32, device=device)], scaled)
-    for how in ("mean", "sum", "none"):
-        target = torch.zeros(4, dtype=torch.int64, device=device)
-        found[f"cross entropy, {how}"] = ("npu_cross_entropy_loss", [zeros(4, 9), target], {"reduction": how})
-    return {**found, **_attention(zeros)}
+    found["init_routing, scaled"] = ("npu_moe_init_routing_v2", [zeros(3, 8), zeros(3, 2, dtype=torch.int32)], scaled)
+    return found
+
+
+def _loss(zeros: Callable[..., torch.Tensor]) -> Mapping[str, Call]:
+    target = zeros(4, dtype=torch.int64)
+    return {
+        f"cross entropy, {how}": ("npu_cross_entropy_loss", [zeros(4, 9), target], {"reduction": how}) for how in ("mean", "sum", "none")
+    }
 
 
 def _attention(zeros: Callable[..., torch.Tensor]) -> Mapping[str, Call]:
