@@ -126,6 +126,8 @@ def _exploring_known(kernel: Kernel, dtype: str, known: KnownFailure) -> Callabl
             return NotRun(stub.item, because)
         found = explore_known(kernel, dtype, known)
         counted = replace(stub, failed=found.failed, passed=found.passed)
+        if found.other:
+            return replace(counted, because=f"{stub.item}: fails in another way than is known: {found.other}\n{found.replay}")
         if found.failed:
             return replace(counted, state=State.KNOWN_FAILURE, because=f"{known.because}\n{found.said}\n{found.replay}")
         if not found.passed:

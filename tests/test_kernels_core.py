@@ -274,6 +274,16 @@ def test_the_cases_of_a_known_failure_are_tried_apart() -> None:
         replay(kernel, [Case(SMALL[0], "fp32")])
 
 
+def test_a_known_failure_that_dies_or_runs_nothing_fails_in_another_way() -> None:
+    def dies(given: Inputs, params: Params) -> Inputs:
+        raise RuntimeError("no kernel image")
+
+    for wrong, says in ((dies, "RuntimeError"), (golden, "never ran"), (outputs("missing").candidate, "doesn't give it")):
+        kernel = toy("known", candidate=wrong, examples=(*SOUND.examples, *SMALL), known=(KNOWN,))
+        assert says in explore_known(kernel, "fp32", KNOWN).other
+    assert explore_known(toy("known", candidate=WRONG.candidate, examples=SMALL, known=(KNOWN,)), "fp32", KNOWN).other == ""
+
+
 def test_where_every_case_is_a_known_failures_nothing_is_tried() -> None:
     everything = replace(KNOWN, concerns=lambda case: True)
     found = explore(toy("hopeless", known=(everything,)), "fp32")

@@ -43,12 +43,16 @@ class Exploration:
 
 @dataclass(frozen=True)
 class KnownOutcome:
-    """How the cases that a known failure concerns ended. `said`: what the first that failed says, `replay` the command that repeats it."""
+    """How the cases that a known failure concerns ended. `said`: what the first that failed says, `replay` the command that repeats it.
+
+    `other`: what a case says that failed otherwise than by wrong numbers (died, nothing ran, a tensor is missing): no known failure.
+    """
 
     failed: int
     passed: int
     said: str = ""
     replay: str = ""
+    other: str = ""
 
 
 class ParityError(AssertionError):
@@ -139,7 +143,14 @@ def explore_known(kernel: Kernel, dtype: str, known: KnownFailure) -> KnownOutco
     failed = [trial for trial in trials if trial.faults]
     if not failed:
         return KnownOutcome(0, len(trials))
-    return KnownOutcome(len(failed), len(trials) - len(failed), failed[0].faults[0], replay_text(kernel.name, failed[0].case))
+    other = next((fault for trial in failed for fault in trial.faults if fault not in _wrong_numbers(trial)), "")
+    return KnownOutcome(len(failed), len(trials) - len(failed), failed[0].faults[0], replay_text(kernel.name, failed[0].case), other)
+
+
+def _wrong_numbers(trial: Trial) -> frozenset[str]:
+    """The faults of tensors that were there in their shape, and differ."""
+    measured = (figure for figure in trial.figures if figure.single_mean is not None)
+    return frozenset(f"{figure.direction} {figure.tensor}: {fault}" for figure in measured for fault in figure.faults)
 
 
 def replay(kernel: Kernel, cases: Iterable[Case]) -> Exploration:
